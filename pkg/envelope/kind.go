@@ -86,6 +86,9 @@ func RuleOf(k Kind) (rule Rule, ok bool) {
 	return rule, ok
 }
 
+// Terminal says whether the kind ends a turn.
+func (k Kind) Terminal() bool { return rules[k].Terminal }
+
 // Kinds lists every kind of the table.
 func Kinds() []Kind {
 	kinds := make([]Kind, 0, len(rules))

@@ -195,7 +195,7 @@ func RosterKey(host identity.Host) string { return "roster." + string(host) }
 // Control is the queue of requests to the host's gateway.
 func (l Layout) Control(d Dialect) Queue {
 	q := Queue{
-		Name:    "control." + string(l.Host) + layoutVersion,
+		Name:    "control." + string(l.Host),
 		Durable: true,
 		Args: l.typed(d, l.Type, map[string]any{
 			"x-dead-letter-exchange": DeadLetters,

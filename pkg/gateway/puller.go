@@ -1,0 +1,348 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"fleet/pkg/api"
+	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
+	"fleet/pkg/identity"
+	"fleet/pkg/localapi"
+	"fleet/pkg/mailbox"
+	"fleet/pkg/trace"
+)
+
+// lease keeps a message that one client is taking from the others, until it is
+// acknowledged or the bound passes: then the client is gone, and the message
+// comes again.
+type lease struct {
+	seq   uint64
+	until time.Time
+}
+
+// leaseBound is how long a client may take to print and acknowledge.
+const leaseBound = 20 * time.Second
+
+// inboxPage is how many messages one look at the mailbox reads.
+const inboxPage = 64
+
+// offer shows a terminal outcome to who waits for it, leased; else it waits for
+// the inbox.
+func (a *agent) offer(e envelope.Envelope, seq uint64) {
+	if s := a.g.sends.find(a.gid, e.Re); s != nil && s.ended(e) {
+		a.leases[e.ID] = &lease{seq: seq, until: a.g.now().Add(leaseBound)}
+		return
+	}
+	a.g.audit.Write(trace.Of(trace.Held, e))
+}
+
+// offerAgain gives a send that was joined late the outcome that is there.
+func (s *sending) offerAgain() {
+	a := s.g.agents.get(s.row.From)
+	if a == nil {
+		s.fail(fault.New(fault.NotFound, "the sender of %s is no longer an agent of this host", s.row.ID))
+		return
+	}
+	a.post(func() {
+		note := s.row.Outcome
+		m, ok, err := readMessage(a.g, a.gid, note.Seq)
+		switch {
+		case err != nil:
+			s.queue.put(func() { s.fail(err) })
+		case ok && a.leased(m.ID):
+			s.queue.put(func() {
+				s.fail(fault.New(fault.Conflict, "the outcome of %s is just being taken by another call", s.row.ID))
+			})
+		case ok:
+			e, err := stored(m.Sealed)
+			if err != nil {
+				s.queue.put(func() { s.fail(err) })
+				return
+			}
+			s.mu.Lock()
+			wanted := s.waiters > 0
+			s.mu.Unlock()
+			if wanted {
+				a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(leaseBound)}
+				s.queue.put(func() { s.last(s.outcomeEvent(e)) })
+			}
+		default:
+			s.queue.put(s.taken)
+		}
+	})
+}
+
+// taken shows an outcome that was drained before.
+func (s *sending) taken() {
+	row, ok, err := s.g.sentRow(s.row.From, s.row.ID)
+	if err != nil || !ok || row.Outcome == nil || row.Outcome.Message == nil {
+		s.fail(fault.New(fault.Stale, "the outcome of %s was taken before and is no longer kept", s.row.ID))
+		return
+	}
+	m := row.Outcome.Message
+	ev := api.Event{Step: api.StepReply, Text: m.Text, Reason: m.Reason, Detail: m.Detail}
+	if m.Kind != envelope.Reply {
+		ev.Step = api.StepFailed
+		ev.Fault = outcomeFault(m.Reason, m.Detail, "")
+	}
+	s.last(ev)
+}
+
+func readMessage(g *Gateway, gid identity.GID, seq uint64) (m mailbox.Message, ok bool, err error) {
+	err = g.store.Read(func(tx *mailbox.Tx) (err error) {
+		m, ok, err = tx.Message(gid, seq)
+		return err
+	})
+	return m, ok, err
+}
+
+func (a *agent) leased(id envelope.ID) bool {
+	l := a.leases[id]
+	if l == nil {
+		return false
+	}
+	if a.g.now().After(l.until) {
+		delete(a.leases, id)
+		return false
+	}
+	return true
+}
+
+// Inbox emits the caller's waiting messages.
+func (g *Gateway) Inbox(ctx context.Context, from localapi.Caller, r api.InboxRequest, emit func(api.Message) error) error {
+	a := g.agents.get(from.GID)
+	if a == nil {
+		return fault.New(fault.NotFound, "agent %s is not registered", from.GID)
+	}
+	match, err := g.inboxFilter(r)
+	if err != nil {
+		return err
+	}
+	if a.role == api.Operator && r.Lease && !r.All && r.Re == "" && r.Trace == "" && r.From == "" {
+		return fault.New(fault.Usage, "the operator's inbox is shared by all scripts of this host, so a filter must say which messages to take").
+			WithHint("use --re, --trace or --from; --all takes everything; --peek only looks")
+	}
+	if r.Within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Within*float64(time.Second)))
+		defer cancel()
+	}
+	given, after := 0, uint64(0)
+	for {
+		changed := a.changed.next()
+		n, last, err := a.page(ctx, after, r, match, emit, given)
+		if err != nil {
+			return err
+		}
+		given, after = given+n, last
+		if r.Most > 0 && given >= r.Most || !r.Follow && (!r.Wait || given > 0) {
+			return nil
+		}
+		recheck := time.NewTimer(leaseBound) // an expired lease makes a message visible
+		select {
+		case <-changed:
+		case <-recheck.C:
+			if given == 0 {
+				after = 0
+			}
+		case <-ctx.Done():
+			recheck.Stop()
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return fault.New(fault.TimedOut, "no message came in time").
+					WithHint("what comes later waits in the inbox")
+			}
+			return ctx.Err()
+		}
+		recheck.Stop()
+	}
+}
+
+// page emits what waits after a place in the mailbox, and returns how many and
+// the new place.
+func (a *agent) page(ctx context.Context, after uint64, r api.InboxRequest, match func(mailbox.Message) bool,
+	emit func(api.Message) error, given int) (n int, last uint64, err error) {
+	for {
+		var found []mailbox.Message
+		if err := a.g.store.Read(func(tx *mailbox.Tx) (err error) {
+			found, err = tx.Messages(a.gid, after, inboxPage)
+			return err
+		}); err != nil {
+			return n, after, err
+		}
+		if len(found) == 0 {
+			return n, after, nil
+		}
+		for _, m := range found {
+			after = m.Seq
+			if !match(m) || a.pushed(m) {
+				continue
+			}
+			if r.Most > 0 && given+n >= r.Most {
+				return n, after, nil
+			}
+			if r.Lease {
+				free := false
+				if err := a.ask(ctx, func() { free = a.take(m) }); err != nil {
+					return n, after, err
+				}
+				if !free {
+					continue
+				}
+			}
+			view, err := a.g.show(m)
+			if err != nil {
+				return n, after, err
+			}
+			if err := emit(view); err != nil {
+				return n, after, err
+			}
+			n++
+		}
+	}
+}
+
+// pushed says whether m goes into the agent's pane, not to whoever asks.
+func (a *agent) pushed(m mailbox.Message) bool { return !a.role.Pulls() && m.Kind == envelope.Send }
+
+// take leases m to the caller, unless somebody has it.
+func (a *agent) take(m mailbox.Message) bool {
+	if a.leased(m.ID) {
+		return false
+	}
+	a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(leaseBound)}
+	return true
+}
+
+// show is a message as its recipient sees it.
+func (g *Gateway) show(m mailbox.Message) (api.Message, error) {
+	e, err := stored(m.Sealed)
+	if err != nil {
+		return api.Message{}, err
+	}
+	v := api.Message{ID: m.ID, Kind: m.Kind, From: m.From, FromName: g.who.nameOf(m.From, m.FromHost), FromHost: m.FromHost,
+		Trace: m.Trace, Re: m.Re, Sent: e.TS.Time, Arrived: m.Arrived}
+	switch m.Kind {
+	case envelope.Send, envelope.Reply:
+		t, err := body[envelope.Text](e)
+		v.Text = t.Text
+		return v, err
+	default:
+		o, err := body[envelope.Outcome](e)
+		v.Reason, v.Detail, v.Text = o.Reason, o.Detail, o.Screen
+		return v, err
+	}
+}
+
+// inboxFilter makes r's filters one predicate.
+func (g *Gateway) inboxFilter(r api.InboxRequest) (func(mailbox.Message) bool, error) {
+	var from identity.GID
+	if r.From != "" {
+		agent, err := g.who.resolve(r.From)
+		if err != nil {
+			return nil, err
+		}
+		from = agent.GID
+	}
+	if r.Re != "" {
+		if _, ok := envelope.ParseID(r.Re); !ok {
+			return nil, fault.New(fault.Usage, "%q is not a message id", r.Re)
+		}
+	}
+	return func(m mailbox.Message) bool {
+		return (r.Re == "" || strings.EqualFold(string(m.Re), r.Re)) &&
+			(r.Trace == "" || string(m.Trace) == r.Trace) && (from == "" || m.From == from)
+	}, nil
+}
+
+// Ack takes the messages that the caller has out of its mailbox.
+func (g *Gateway) Ack(ctx context.Context, from localapi.Caller, r api.AckRequest) (api.AckResult, error) {
+	a := g.agents.get(from.GID)
+	if a == nil {
+		return api.AckResult{}, fault.New(fault.NotFound, "agent %s is not registered", from.GID)
+	}
+	wanted := make(map[envelope.ID]uint64, len(r.IDs))
+	if err := a.ask(ctx, func() {
+		for _, id := range r.IDs {
+			if l := a.leases[id]; l != nil {
+				wanted[id] = l.seq
+			} else {
+				wanted[id] = 0 // its lease ran out, or the gateway was restarted
+			}
+		}
+	}); err != nil {
+		return api.AckResult{}, err
+	}
+	var drained []envelope.Envelope
+	var stats mailbox.Stats
+	err := g.store.Write(ctx, func(tx *mailbox.Tx) (err error) {
+		drained = drained[:0]
+		for id, seq := range wanted {
+			e, ok, err := g.drain(tx, a.gid, id, seq)
+			if err != nil {
+				return err
+			}
+			if ok {
+				drained = append(drained, e)
+			}
+		}
+		stats, err = tx.Stats(a.gid)
+		return err
+	})
+	if err != nil {
+		return api.AckResult{}, err
+	}
+	for _, e := range drained {
+		g.audit.Write(trace.Of(trace.Drained, e))
+	}
+	a.post(func() {
+		for id := range wanted {
+			delete(a.leases, id)
+		}
+		a.counted(stats)
+	})
+	return api.AckResult{Acked: len(drained)}, nil
+}
+
+// drain removes one message. The outcome of a send is kept with it, so that a
+// retry of the same id gets it again (R23).
+func (g *Gateway) drain(tx *mailbox.Tx, gid identity.GID, id envelope.ID, seq uint64) (e envelope.Envelope, ok bool, err error) {
+	if seq == 0 {
+		heads, err := tx.Heads(gid, 0, 1<<30)
+		if err != nil {
+			return e, false, err
+		}
+		for _, h := range heads {
+			if h.ID == id {
+				seq = h.Seq
+			}
+		}
+	}
+	m, ok, err := tx.Message(gid, seq)
+	if err != nil || !ok {
+		return e, false, err
+	}
+	if e, err = stored(m.Sealed); err != nil {
+		return e, false, err
+	}
+	if m.Kind.Terminal() {
+		key := sendKey(gid, m.Re)
+		row, known, err := mailbox.Get[sendRow](tx, sendsTable, key)
+		if err != nil {
+			return e, false, err
+		}
+		if known {
+			view, err := g.show(m)
+			if err != nil {
+				return e, false, err
+			}
+			row.Outcome = &outcomeNote{Seq: seq, Message: &view}
+			if err := mailbox.Set(tx, sendsTable, key, row); err != nil {
+				return e, false, err
+			}
+		}
+	}
+	return e, true, tx.Remove(gid, seq)
+}

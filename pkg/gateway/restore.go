@@ -1,0 +1,197 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"fleet/pkg/api"
+	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
+	"fleet/pkg/identity"
+	"fleet/pkg/mailbox"
+	"fleet/pkg/pane"
+	"fleet/pkg/turn"
+)
+
+// restore makes the agents of an earlier gateway again: the operator, the
+// registered ones, those whose panes live, and for a last word those whose panes
+// died meanwhile (R16).
+func (g *Gateway) restore(ctx context.Context) error {
+	if err := g.adopt(ctx, g.newAgent(identity.OperatorGID(g.cfg.Host), string(api.Operator), api.Operator, nil)); err != nil {
+		return err
+	}
+	var regs []registration
+	var graves []grave
+	var owners []identity.GID
+	if err := g.store.Read(func(tx *mailbox.Tx) (err error) {
+		if err := mailbox.Each(tx, agentsTable, "", func(_ string, r registration) error {
+			regs = append(regs, r)
+			return nil
+		}); err != nil {
+			return err
+		}
+		if err := mailbox.Each(tx, gravesTable, "", func(_ string, r grave) error {
+			graves = append(graves, r)
+			return nil
+		}); err != nil {
+			return err
+		}
+		owners, err = tx.Agents()
+		return err
+	}); err != nil {
+		return fmt.Errorf("read the mailbox file: %w", err)
+	}
+	for _, r := range regs {
+		a := g.newAgent(r.GID, r.Name, r.Role, r.Groups)
+		a.since = r.Since
+		if err := g.adopt(ctx, a); err != nil {
+			return err
+		}
+	}
+	if err := g.restorePanes(ctx); err != nil {
+		return err
+	}
+	if g.bus != nil {
+		for _, r := range graves {
+			g.reopen(r)
+		}
+	}
+	for _, gid := range owners {
+		if g.agents.get(gid) == nil {
+			// Its pane is gone without a trace: what it left is answered all the same.
+			a := g.newAgent(gid, string(gid), api.Worker, nil)
+			if err := g.adopt(ctx, a); err != nil {
+				return err
+			}
+			a.post(func() { a.teardown(goneMeanwhile(a, "its pane is gone", ""), nil) })
+		}
+	}
+	return nil
+}
+
+func goneMeanwhile(a *agent, how, screen string) failure {
+	return failure{kind: envelope.Failed, reason: fault.AgentFailed, dead: envelope.ReasonUndeliverable,
+		detail: a.name + " ended while its gateway was away (" + how + ")", screen: screen}
+}
+
+// restorePanes adopts what the pane backend still has.
+func (g *Gateway) restorePanes(ctx context.Context) error {
+	bound, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	panes, err := g.panes.List(bound)
+	if err != nil {
+		return fmt.Errorf("list panes: %w", err)
+	}
+	for _, p := range panes {
+		info, err := p.Info(bound)
+		if err != nil {
+			g.log.Error("a pane does not answer; its agent is adopted all the same", "err", err)
+		}
+		if err := g.restorePane(ctx, p, info); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (g *Gateway) restorePane(ctx context.Context, p pane.Pane, info pane.Info) error {
+	if info.GID == "" {
+		return nil // half-built: the backend's own reaping
+	}
+	name := info.Tags[tagName]
+	if name == "" {
+		name = string(info.GID)
+	}
+	groups := strings.FieldsFunc(info.Tags[tagGroups], func(r rune) bool { return r == ',' })
+	a := g.newAgent(info.GID, name, api.Worker, groups)
+	a.pane, a.pid, a.since, a.profile = p, info.PID, info.Started, info.Tags[tagProfile]
+	rules, ok := g.cfg.Profiles[a.profile]
+	if !ok {
+		g.log.Warn("an agent's profile is no longer in fleet.yaml; its injections can't be confirmed", "agent", name, "profile", a.profile)
+	}
+	a.rules = rules
+	if info.Dead {
+		screen, _ := p.Screen(ctx, screenLines)
+		how := fmt.Sprintf("exit status %d", info.Exit.Code)
+		if info.Exit.Signal != "" {
+			how = "signal " + info.Exit.Signal
+		}
+		if err := g.adopt(ctx, a); err != nil {
+			return err
+		}
+		a.post(func() { a.teardown(goneMeanwhile(a, how, screen), nil) })
+		return nil
+	}
+	return g.adopt(ctx, a)
+}
+
+// adopt loads what the mailbox file has of an agent and begins it. Briefs that
+// were claimed are settled first: the pane says what became of them.
+func (g *Gateway) adopt(ctx context.Context, a *agent) error {
+	var heads []mailbox.Message
+	var open []turn.Turn
+	if err := g.store.Read(func(tx *mailbox.Tx) (err error) {
+		if heads, err = tx.Heads(a.gid, 0, 1<<30); err != nil {
+			return err
+		}
+		if a.stats, err = tx.Stats(a.gid); err != nil {
+			return err
+		}
+		return mailbox.Each(tx, turnsTable, turn.Prefix(a.gid), func(_ string, t turn.Turn) error {
+			open = append(open, t)
+			return nil
+		})
+	}); err != nil {
+		return fmt.Errorf("read the mailbox of %s: %w", a.name, err)
+	}
+	for _, t := range open {
+		a.turns.Put(t)
+	}
+	if a.role == api.Worker {
+		for _, m := range heads {
+			if m.Kind == envelope.Send && m.State == mailbox.Waiting {
+				a.line = append(a.line, waiting{seq: m.Seq, id: m.ID, from: m.From, host: m.FromHost, exp: m.Exp})
+			}
+		}
+	}
+	g.begin(a)
+	a.post(func() {
+		for _, t := range a.turns.All() {
+			if a.pane != nil && t.Proof != turn.Confirmed {
+				a.settle(t)
+			}
+		}
+		a.setExpiry()
+		a.advance()
+	})
+	return nil
+}
+
+// settle goes on proving a brief that an earlier gateway had claimed.
+func (a *agent) settle(t turn.Turn) {
+	m, ok, err := readMessage(a.g, a.gid, t.Seq)
+	if err != nil || !ok {
+		a.g.log.Error("a claimed message can't be read", "agent", a.name, "id", t.Message, "err", err)
+		return
+	}
+	e, err := stored(m.Sealed)
+	if err != nil {
+		a.g.log.Error("a claimed message can't be read", "agent", a.name, "id", t.Message, "err", err)
+		return
+	}
+	ctx, cancel := context.WithCancel(a.ctx)
+	a.proving[t.Message] = cancel
+	go a.prove(ctx, t, e)
+}
+
+// reopen brings back an ended agent for the sake of its inbox.
+func (g *Gateway) reopen(r grave) {
+	a := g.newAgent(r.GID, r.Name, r.Role, nil)
+	a.closing = true
+	a.farewell = failure{kind: r.Kind, reason: r.Reason, dead: envelope.ReasonUndeliverable, detail: r.Detail}
+	g.running.Go(a.run)
+	g.attach(a)
+	g.running.Go(a.closeInbox)
+}

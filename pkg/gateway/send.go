@@ -1,0 +1,463 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"fleet/pkg/api"
+	"fleet/pkg/bus"
+	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
+	"fleet/pkg/identity"
+	"fleet/pkg/localapi"
+	"fleet/pkg/mailbox"
+	"fleet/pkg/trace"
+)
+
+// sends are the sends of this host whose outcome is awaited.
+type sends struct {
+	g  *Gateway
+	mu sync.Mutex // guards active
+	// active holds a send from its acceptance until its first result is known and
+	// nobody watches it any more.
+	active map[string]*sending
+}
+
+// sending is one send of this host. Its goroutine (run) drives it; watchers read
+// its events from any position.
+type sending struct {
+	g      *Gateway
+	row    sendRow
+	env    envelope.Envelope
+	sealed envelope.Sealed
+	queue  *queue[func()]
+	gone   chan struct{} // closed when run has ended
+
+	mu       sync.Mutex // guards events, watchers, waiters, proven and over
+	events   []api.Event
+	watchers int
+	waiters  int  // of the watchers, those that wait for the terminal outcome
+	proven   bool // the recipient's side has the message
+	over     bool // the last event is there
+	changed  signal
+
+	// ---- owned by run
+	tries int       // how often it was handed over
+	asked time.Time // when last
+}
+
+// accept is where every message of a local caller enters the fleet. It returns
+// once the send is recorded under its id, so that a retry finds it.
+func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRequest) (*sending, error) {
+	if len(r.Text) > g.cfg.Limits.TextBytes {
+		return nil, fault.New(fault.Usage, "the text has %d bytes, more than the %d that a message may have", len(r.Text), g.cfg.Limits.TextBytes).
+			WithHint("limits.text_bytes in fleet.yaml sets the limit; a file's path may be better sent than its content")
+	}
+	to, err := g.who.resolve(r.To)
+	if err != nil {
+		return nil, err
+	}
+	if to.GID == from.GID {
+		return nil, fault.New(fault.Refused, "%s is the sender itself", r.To).
+			WithHint("a message to oneself would never be answered")
+	}
+	if me := g.agents.get(from.GID); r.Wait && me != nil && me.mailboxFull(ctx) {
+		return nil, fault.New(fault.Full, "the own mailbox is full, so an answer would have no place").
+			WithHint("`fleet inbox` takes what waits there")
+	}
+	s, err := g.newSending(from, to, r)
+	if err != nil {
+		return nil, err
+	}
+	return g.sends.start(ctx, s)
+}
+
+// newSending builds the message.
+func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendRequest) (*sending, error) {
+	body, err := envelope.Encode(envelope.Text{Text: r.Text})
+	if err != nil {
+		return nil, err
+	}
+	e := envelope.Envelope{Kind: envelope.Send, ID: sendID(from.GID, r.ID), Trace: envelope.NewTrace(), From: from.GID,
+		FromHost: g.cfg.Host, To: string(to.GID), TS: envelope.At(g.now()), Body: body}
+	if r.ExpiresSeconds > 0 {
+		e.Exp = envelope.At(g.now().Add(time.Duration(r.ExpiresSeconds * float64(time.Second))))
+	}
+	s := &sending{g: g, queue: newQueue[func()](), gone: make(chan struct{}), env: e}
+	s.row = sendRow{ID: e.ID, From: e.From, To: to.GID, ToHost: to.Host, ToName: to.Name, Trace: e.Trace,
+		Digest: e.Digest(), Created: g.now(), Exp: e.Exp.Time}
+	return s, nil
+}
+
+// sendID is the id of a message whose sender asked for word: a UUID as it is,
+// any other word as what derives from sender and word.
+func sendID(from identity.GID, word string) envelope.ID {
+	if word == "" {
+		return envelope.NewID()
+	}
+	if id, ok := envelope.ParseID(word); ok {
+		return id
+	}
+	return envelope.DeriveID(string(from), "send "+word)
+}
+
+// start records the send and begins it, or joins the one that has its id.
+func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
+	key := sendKey(s.row.From, s.row.ID)
+	for {
+		x.mu.Lock()
+		other := x.active[key]
+		if other == nil {
+			x.active[key] = s
+			s.watchers++ // until the caller watches, so that it does not end before
+		} else if !other.join() {
+			// It is ending this very moment.
+			x.mu.Unlock()
+			continue
+		}
+		x.mu.Unlock()
+		if other == nil {
+			break
+		}
+		if other.row.Digest != s.row.Digest {
+			other.leave(false)
+			return nil, x.conflict(s.row.ID)
+		}
+		return other, nil
+	}
+	known, err := x.record(ctx, s)
+	if err != nil {
+		x.drop(s)
+		return nil, err
+	}
+	if !known {
+		x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+	}
+	s.emit(api.Event{Step: api.StepAccepted})
+	go s.run(x.g.ctx)
+	return s, nil
+}
+
+func (x *sends) conflict(id envelope.ID) error {
+	return fault.New(fault.Conflict, "message %s was sent before with another text or to another agent", id).
+		WithHint("an id stands for one message: use another id, or send the same text again")
+}
+
+// record writes the send's row, or takes over the row that is there.
+func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) {
+	key := sendKey(s.row.From, s.row.ID)
+	err = x.g.store.Write(ctx, func(tx *mailbox.Tx) error {
+		old, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
+		if err != nil {
+			return err
+		}
+		known = ok
+		if !ok {
+			return mailbox.Set(tx, sendsTable, key, s.row)
+		}
+		if old.Digest != s.row.Digest {
+			return x.conflict(old.ID)
+		}
+		s.row = old
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	s.env.Trace = s.row.Trace
+	s.env.Exp = envelope.At(s.row.Exp)
+	if s.row.Exp.IsZero() {
+		s.env.Exp = envelope.Time{}
+	}
+	s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits)
+	return known, err
+}
+
+func (x *sends) drop(s *sending) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if key := sendKey(s.row.From, s.row.ID); x.active[key] == s {
+		delete(x.active, key)
+	}
+}
+
+func (x *sends) find(from identity.GID, id envelope.ID) *sending {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.active[sendKey(from, id)]
+}
+
+// receipt takes what a recipient's gateway, or an agent of this host, says of a
+// message.
+func (x *sends) receipt(from identity.GID, id envelope.ID, kind envelope.Kind, r envelope.Receipt) {
+	if s := x.find(from, id); s != nil {
+		s.queue.put(func() { s.heard(kind, r) })
+	}
+}
+
+// run drives the send until its last event, or until its first result is known
+// and nobody watches.
+func (s *sending) run(ctx context.Context) {
+	defer close(s.gone)
+	defer s.g.sends.drop(s)
+	if s.resume() {
+		s.deliver(ctx)
+	}
+	for ctx.Err() == nil && !s.finished() {
+		wait, cancel := context.WithTimeout(ctx, s.nextLook())
+		for _, f := range s.queue.take(wait) {
+			f()
+		}
+		cancel()
+		s.look(ctx)
+	}
+}
+
+// resume goes on from what an earlier try of the same id came to. It returns
+// whether the message must be handed over (again).
+func (s *sending) resume() bool {
+	first := s.row.First
+	if s.row.Outcome != nil {
+		s.prove()
+		if first != nil {
+			s.emitEarlier(*first)
+		}
+		s.offerAgain()
+		return false
+	}
+	if first == nil || first.Step == api.StepUnknown || first.Step == api.StepOffline {
+		return true
+	}
+	if first.Fault == nil {
+		s.prove()
+	}
+	s.emitEarlier(*first)
+	return false
+}
+
+// deliver hands the message over: to an agent of this host, or to the broker.
+func (s *sending) deliver(ctx context.Context) {
+	s.tries++
+	s.asked = s.g.now()
+	if s.row.ToHost == s.g.cfg.Host {
+		s.deliverHere()
+		return
+	}
+	if s.g.bus == nil {
+		s.fail(noBroker())
+		return
+	}
+	p, err := s.g.bus.Publish(ctx, s.g.message(s.env, s.sealed))
+	if err != nil {
+		s.notPublished(err)
+		return
+	}
+	go func() { // ends with the publication, whose own bound is the message's
+		<-p.Done()
+		outcome, detail := p.Outcome()
+		s.queue.put(func() { s.published(outcome, detail) })
+	}()
+}
+
+// notPublished ends a first try without a broker at once (R13); a later one just
+// waits for the next.
+func (s *sending) notPublished(err error) {
+	if s.tries == 1 && s.row.First == nil {
+		s.fail(err)
+	}
+}
+
+func (s *sending) deliverHere() {
+	target := s.g.agents.get(s.row.To)
+	if target == nil {
+		s.fail(fault.New(fault.NotFound, "agent %s has been stopped", s.row.ToName).WithHint("`fleet roster` lists the agents"))
+		return
+	}
+	target.post(func() {
+		target.arrive(arrival{env: s.env, sealed: s.sealed, result: func(err error) {
+			if err != nil {
+				s.queue.put(func() { s.fail(err) })
+			}
+		}})
+	})
+	go func() { // ends with the send, the agent or the gateway; an agent that ended runs nothing more
+		select {
+		case <-target.ended:
+			s.queue.put(s.agentEnded)
+		case <-s.gone:
+		case <-s.g.ctx.Done():
+		}
+	}()
+}
+
+func (s *sending) agentEnded() {
+	if !s.isProven() && s.row.First == nil {
+		s.fail(fault.New(fault.NotFound, "agent %s has been stopped", s.row.ToName))
+	}
+}
+
+// published goes on with the broker's verdict.
+func (s *sending) published(o bus.Outcome, detail error) {
+	if s.isProven() || s.finished() {
+		return // a receipt was faster
+	}
+	switch o {
+	case bus.Accepted:
+		s.g.audit.Write(trace.Of(trace.Published, s.env))
+		s.emit(api.Event{Step: api.StepPublished})
+		s.offline()
+	case bus.Unroutable:
+		s.returned("no queue takes it")
+		s.fail(fault.New(fault.NotFound, "%s has no inbox on the broker, so the message was not sent", s.address()).
+			WithHint("its host may have been away for longer than its inbox lives; `fleet roster` shows who is there"))
+	case bus.Full:
+		s.returned("the inbox is full")
+		s.fail(fault.New(fault.Full, "the inbox of %s is full, so the message was not sent", s.address()).
+			WithHint("it takes messages again once some of what waits there is taken"))
+		s.g.buryLater(s.env, s.sealed, envelope.ReasonInboxFull)
+	case bus.Refused:
+		s.returned("the broker refused it")
+		s.fail(fault.New(fault.Failed, "the broker refused the message: %v", detail).
+			WithHint("check the gateway's permissions and the exchanges on the broker"))
+	default:
+		s.unproven("the broker has not confirmed it")
+	}
+}
+
+func (s *sending) returned(why string) {
+	line := trace.Of(trace.Returned, s.env)
+	line.Reason = why
+	s.g.audit.Write(line)
+}
+
+// offline is the first result where the recipient's gateway is away: the message
+// rests in its inbox.
+func (s *sending) offline() {
+	h, ok := s.g.who.host(s.row.ToHost)
+	if ok && h.State != hostUnknown || s.row.First != nil {
+		return
+	}
+	s.first(api.Event{Step: api.StepOffline, Warning: fmt.Sprintf(
+		"%s is away; the message rests in the inbox of %s until its gateway is back", s.row.ToHost, s.address())})
+}
+
+// heard goes on with a receipt.
+func (s *sending) heard(kind envelope.Kind, r envelope.Receipt) {
+	if s.isOver() {
+		return
+	}
+	switch kind {
+	case envelope.Injected:
+		s.prove()
+		s.first(api.Event{Step: api.StepInjected, Evidence: r.Evidence})
+	case envelope.Held:
+		s.prove()
+		s.first(api.Event{Step: api.StepHeld})
+	case envelope.Deferred:
+		s.prove() // its gateway has it
+		s.first(api.Event{Step: api.StepDeferred, Reason: r.Reason, Detail: r.Detail, Position: r.Position})
+	case envelope.Refused:
+		s.refused(r)
+	}
+}
+
+func (s *sending) refused(r envelope.Receipt) {
+	detail := r.Detail
+	if detail == "" {
+		detail = "the recipient's gateway refused the message"
+	}
+	kind := fault.Kind(r.Reason)
+	if _, known := fault.Kinds()[kind]; !known {
+		kind = fault.Refused // a reason that this build has no word for
+	}
+	if kind == fault.Unknown {
+		s.unknownForGood(detail)
+		return
+	}
+	s.fail(fault.New(kind, "%s", detail))
+}
+
+// unknownForGood ends a send of which the recipient's gateway itself can't tell
+// what became.
+func (s *sending) unknownForGood(detail string) {
+	s.last(api.Event{Step: api.StepUnknown, Detail: detail, Fault: s.unknownFault(detail)})
+}
+
+func (s *sending) unknownFault(detail string) *fault.Fault {
+	return fault.New(fault.Unknown, "it is not known whether %s got the message: %s", s.address(), detail).
+		WithHint("fleet send --id %s goes on with this message; it is never delivered twice", s.row.ID).WithID(string(s.row.ID))
+}
+
+// unproven notes that no proof came in time.
+func (s *sending) unproven(detail string) {
+	s.first(api.Event{Step: api.StepUnknown, Detail: detail, Fault: s.unknownFault(detail)})
+}
+
+// ended takes the terminal outcome, which lies in the sender's mailbox. It
+// returns whether somebody waits for it here, who then acknowledges it.
+func (s *sending) ended(e envelope.Envelope) bool {
+	s.mu.Lock()
+	wanted := !s.over && (s.waiters > 0 || (s.watchers > 0 && !s.proven && e.Kind != envelope.Reply))
+	s.mu.Unlock()
+	s.queue.put(func() {
+		s.prove()
+		if wanted {
+			s.last(s.outcomeEvent(e))
+		} else if s.row.First == nil {
+			s.first(api.Event{Step: api.StepInjected, Evidence: "reply"})
+		}
+	})
+	return wanted
+}
+
+// outcomeEvent shows a terminal outcome to a watcher.
+func (s *sending) outcomeEvent(e envelope.Envelope) api.Event {
+	ev := api.Event{Step: api.StepReply, Message: e.ID}
+	if e.Kind == envelope.Reply {
+		t, err := body[envelope.Text](e)
+		if err != nil {
+			s.g.log.Error("can't decode a reply", "id", e.ID, "err", err)
+		}
+		ev.Text, ev.Mark = t.Text, t.Mark
+		return ev
+	}
+	o, err := body[envelope.Outcome](e)
+	if err != nil {
+		s.g.log.Error("can't decode an outcome", "id", e.ID, "err", err)
+	}
+	ev.Step, ev.Reason, ev.Detail = api.StepFailed, o.Reason, o.Detail
+	ev.Fault = outcomeFault(o.Reason, o.Detail, o.Screen)
+	return ev
+}
+
+// outcomeFault is what a failed turn looks like to who waits for it.
+func outcomeFault(reason, detail, screen string) *fault.Fault {
+	kind := fault.Kind(reason)
+	if _, known := fault.Kinds()[kind]; !known {
+		kind = fault.AgentFailed
+	}
+	f := fault.New(kind, "%s", clean(detail))
+	for line := range strings.Lines(screen) {
+		f = f.WithAlso(clean(strings.TrimSuffix(line, "\n")))
+	}
+	return f
+}
+
+func (s *sending) address() string {
+	if s.row.ToName == "" {
+		return string(s.row.To)
+	}
+	return s.row.ToName + "@" + string(s.row.ToHost)
+}
+
+// mailboxFull asks the agent.
+func (a *agent) mailboxFull(ctx context.Context) bool {
+	full := false
+	if err := a.ask(ctx, func() { full = a.full() }); err != nil {
+		return false
+	}
+	return full
+}

@@ -1,0 +1,277 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleet/pkg/api"
+	"fleet/pkg/fault"
+	"fleet/pkg/localapi"
+	"fleet/pkg/mailbox"
+	"fleet/pkg/output"
+)
+
+// Send sends, or joins the send of the same id, and emits its events until the
+// caller has what it came for.
+func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequest, emit func(api.Event) error) error {
+	if r.RequireLive {
+		if err := g.who.requireLive(r.To); err != nil {
+			return err
+		}
+	}
+	s, err := g.accept(ctx, from, r)
+	if err != nil {
+		return err
+	}
+	defer s.leave(r.Wait)
+	s.stay(r.Wait)
+	if r.TimeoutSeconds > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.TimeoutSeconds*float64(time.Second)))
+		defer cancel()
+	}
+	for next := 0; ; {
+		changed := s.changed.next()
+		for _, e := range s.since(next) {
+			next++
+			// Without Wait the first result is all the caller came for.
+			e.Last = e.Last || !r.Wait && isResult(e.Step)
+			if err := emit(e); err != nil || e.Last {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-s.gone:
+			if len(s.since(next)) == 0 {
+				return fault.New(fault.NoGateway, "the gateway is closing").WithID(string(s.row.ID)).
+					WithHint("fleet send --id %s goes on with this message", s.row.ID)
+			}
+		case <-ctx.Done():
+			return s.leftBy(ctx.Err())
+		}
+	}
+}
+
+// leftBy explains a watcher's own end.
+func (s *sending) leftBy(err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	what := "no proof that it arrived came in time"
+	if s.isProven() {
+		what = "no reply came in time"
+	}
+	return fault.New(fault.TimedOut, "%s: %s", s.address(), what).WithID(string(s.row.ID)).
+		WithHint("the reply will be in the inbox: fleet inbox --re %s --wait; or go on waiting: fleet send --id %s --wait", s.row.ID, s.row.ID)
+}
+
+// isResult says whether a step is a first result of a send.
+func isResult(step string) bool {
+	return step != api.StepAccepted && step != api.StepPublished
+}
+
+// stay turns the place that start kept into a watcher's.
+func (s *sending) stay(wait bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if wait {
+		s.waiters++
+	}
+}
+
+// join adds a watcher, unless the send is ending.
+func (s *sending) join() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.gone:
+		return false
+	default:
+	}
+	s.watchers++
+	return true
+}
+
+func (s *sending) leave(wait bool) {
+	s.mu.Lock()
+	s.watchers--
+	if wait {
+		s.waiters--
+	}
+	s.mu.Unlock()
+	s.queue.put(func() {}) // so that run looks whether anybody is left
+}
+
+func (s *sending) since(n int) []api.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.events[n:]
+}
+
+func (s *sending) prove() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.proven = true
+}
+
+func (s *sending) isProven() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proven
+}
+
+func (s *sending) isOver() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over
+}
+
+// finished says whether run has nothing left to do.
+func (s *sending) finished() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.over || s.watchers == 0 && s.row.First != nil
+}
+
+// emit adds an event for all watchers.
+func (s *sending) emit(e api.Event) {
+	e.ID, e.Trace, e.To, e.ToName, e.ToHost = s.row.ID, s.row.Trace, s.row.To, s.row.ToName, s.row.ToHost
+	if e.At.IsZero() {
+		e.At = s.g.now().UTC()
+	}
+	s.mu.Lock()
+	s.over = s.over || e.Last
+	s.events = append(s.events, e)
+	s.mu.Unlock()
+	s.changed.fire()
+}
+
+// emitEarlier shows the result of an earlier try again.
+func (s *sending) emitEarlier(e api.Event) {
+	e.Last = e.Fault != nil && e.Step == api.StepFailed
+	s.emit(e)
+}
+
+// first emits a result and keeps it for retries of the same id. A result that
+// says more than the one before takes its place.
+func (s *sending) first(e api.Event) {
+	old := s.row.First
+	if old == nil || old.Step == api.StepUnknown || old.Step == api.StepOffline || old.Step == api.StepDeferred {
+		s.save(e)
+	}
+	s.emit(e)
+}
+
+// last emits the event after which the send is over.
+func (s *sending) last(e api.Event) {
+	e.Last = true
+	if s.row.First == nil {
+		s.save(e)
+	}
+	s.emit(e)
+}
+
+// fail ends a send that did not get through. Such an end is not kept: a retry of
+// the same id tries again.
+func (s *sending) fail(err error) {
+	if s.isOver() {
+		return
+	}
+	s.emit(api.Event{Step: api.StepFailed, Fault: fault.From(err).WithID(string(s.row.ID)), Last: true})
+}
+
+// save keeps e as the first result. Nobody waits for it: without it a retry
+// asks the recipient's side again.
+func (s *sending) save(e api.Event) {
+	e.At = s.g.now().UTC()
+	e.Text = "" // a reply's text is kept with the outcome
+	s.mu.Lock()
+	s.row.First = &e
+	s.mu.Unlock()
+	key := sendKey(s.row.From, s.row.ID)
+	s.g.store.Go(func(tx *mailbox.Tx) error {
+		row, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
+		if err != nil || !ok {
+			return err
+		}
+		row.First = &e
+		return mailbox.Set(tx, sendsTable, key, row)
+	}, func(err error) {
+		if err != nil {
+			s.g.log.Error("can't save a result", "id", s.row.ID, "err", err)
+		}
+	})
+}
+
+// lookEvery bounds how long a send goes without looking at its times and at its
+// recipient's host.
+const lookEvery = 2 * time.Second
+
+// nextLook is how long run may sleep.
+func (s *sending) nextLook() time.Duration {
+	wait := lookEvery
+	if !s.isProven() {
+		wait = min(wait, s.asked.Add(s.patience()).Sub(s.g.now()))
+		if !s.row.Exp.IsZero() {
+			wait = min(wait, s.row.Exp.Sub(s.g.now()))
+		}
+	}
+	return max(wait, time.Millisecond)
+}
+
+// patience is how long a proof may take: longer with every try.
+func (s *sending) patience() time.Duration {
+	return s.g.cfg.Bounds.Receipt << min(max(s.tries-1, 0), 4)
+}
+
+// look ends or repeats what has waited too long.
+func (s *sending) look(ctx context.Context) {
+	if s.finished() {
+		return
+	}
+	now := s.g.now()
+	if !s.isProven() {
+		if !s.row.Exp.IsZero() && now.After(s.row.Exp) {
+			s.fail(fault.New(fault.Expired, "%s did not take the message before it expired", s.address()))
+			return
+		}
+		if now.Sub(s.asked) >= s.patience() {
+			if s.row.First == nil {
+				s.unproven(fmt.Sprintf("no word from %s within %s", s.row.ToHost, s.patience().Round(time.Second)))
+			}
+			if !s.finished() {
+				s.deliver(ctx) // the same id: what is known there is answered with its state
+			}
+			return
+		}
+	}
+	s.lookAtHost(now)
+}
+
+// hostLost is how long a recipient's host may be silent before those who wait
+// for its reply are told: a dead gateway can say nothing itself (R24).
+const hostLost = time.Minute
+
+func (s *sending) lookAtHost(now time.Time) {
+	if s.row.ToHost == s.g.cfg.Host {
+		return
+	}
+	h, ok := s.g.who.host(s.row.ToHost)
+	if !s.isProven() || ok && (h.State != hostUnknown || now.Sub(h.Since) < hostLost) {
+		return
+	}
+	silent := "has left"
+	if ok {
+		silent = "has been silent for " + now.Sub(h.Since).Round(time.Second).String()
+	}
+	detail := fmt.Sprintf("%s %s", s.row.ToHost, silent)
+	f := fault.New(fault.Unknown, "%s, so nobody can tell what becomes of the turn", detail).WithID(string(s.row.ID)).
+		WithHint("a reply that is given all the same will be in the inbox: fleet inbox --re %s --wait", s.row.ID)
+	s.emit(api.Event{Step: api.StepUnknown, Detail: detail, Fault: f, Last: true})
+}
+
+// clean makes text from another host fit for one line of a message to people.
+func clean(text string) string { return output.Clean(text) }

@@ -1,0 +1,333 @@
+package mailbox_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"go.etcd.io/bbolt"
+
+	"fleet/pkg/fault"
+	"fleet/pkg/mailbox"
+)
+
+func TestR45_ModeOfTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mailbox")
+	defer syscall.Umask(syscall.Umask(0))
+	openAt(t, path, mailbox.Options{}).Close()
+	mode := func() fs.FileMode {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Mode().Perm()
+	}
+	if mode() != 0o600 {
+		t.Errorf("mode %o", mode())
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	openAt(t, path, mailbox.Options{})
+	if mode() != 0o600 {
+		t.Errorf("mode %o after it was opened again", mode())
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestR7_FileIsHeldOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mailbox")
+	s := openAt(t, path, mailbox.Options{})
+	_, err := mailbox.Open(path, mailbox.Options{})
+	wantKind(t, err, fault.HostHeld)
+	if !strings.Contains(err.Error(), path) {
+		t.Errorf("the error does not name the file: %v", err)
+	}
+	s.Close()
+	openAt(t, path, mailbox.Options{})
+}
+
+// Several that find no file agree on one, and all but one are told.
+func TestR7_MadeOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mailbox")
+	var all sync.WaitGroup
+	var mu sync.Mutex // guards opened
+	var opened []*mailbox.Store
+	for range 4 {
+		all.Go(func() {
+			s, err := mailbox.Open(path, mailbox.Options{})
+			if err != nil {
+				if !errors.Is(err, fault.HostHeld) {
+					t.Error(err)
+				}
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			opened = append(opened, s)
+		})
+	}
+	all.Wait()
+	if len(opened) != 1 {
+		t.Errorf("%d have opened it", len(opened))
+	}
+	for _, s := range opened {
+		s.Close()
+	}
+}
+
+func TestR16_DamagedFile(t *testing.T) {
+	whole := filepath.Join(t.TempDir(), "whole")
+	s := openAt(t, whole, mailbox.Options{})
+	for i := range 200 {
+		put(t, s, alice, message(strings.Repeat(fmt.Sprint(i), 100)))
+	}
+	s.Close()
+	openAt(t, whole, mailbox.Options{}).Close() // with its list of free pages
+	good, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(name string, change func(*bbolt.Tx) error) []byte {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, good, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		db, err := bbolt.Open(path, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(db.Update(change), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	overwrite := func(from, to int) []byte {
+		b := slices.Clone(good)
+		for i := from; i < to; i++ {
+			b[i] = 0xa5
+		}
+		return b
+	}
+	noFreelist := slices.Clone(good)
+	for page := 2 * 4096; page < len(good); page += 4096 {
+		if noFreelist[page+8] == 0x10 { // bbolt's flag of a list of free pages
+			noFreelist[page+8] = 0xff
+		}
+	}
+	version := func(v string) func(*bbolt.Tx) error {
+		return func(tx *bbolt.Tx) error { return tx.Bucket([]byte("fleet")).Put([]byte("version"), []byte(v)) }
+	}
+	for name, content := range map[string][]byte{
+		"empty":          {},
+		"text":           []byte(strings.Repeat("not a mailbox\n", 2000)),
+		"both heads":     overwrite(0, 8192),
+		"half of it":     good[:len(good)/2],
+		"a few pages":    good[:5*4096],
+		"no pages":       good[:2*4096],
+		"pages":          overwrite(2*4096, len(good)),
+		"free pages":     noFreelist,
+		"no version":     edit("a", func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("fleet")) }),
+		"odd version":    edit("b", version("one")),
+		"newer version":  edit("c", version("2")),
+		"bucket missing": edit("d", func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("seen")) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "mailbox")
+			if err := os.WriteFile(path, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the first has let go of the lock
+				_, err := mailbox.Open(path, mailbox.Options{})
+				wantKind(t, err, fault.Config)
+				if !strings.Contains(err.Error(), path) || fault.From(err).Hint == "" {
+					t.Errorf("no path or no hint: %#v", err)
+				}
+			}
+		})
+	}
+	t.Run("one head", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "mailbox")
+		if err := os.WriteFile(path, overwrite(0, 512), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		openAt(t, path, mailbox.Options{}) // a torn head is what a power cut leaves
+	})
+	t.Run("directory", func(t *testing.T) {
+		_, err := mailbox.Open(t.TempDir(), mailbox.Options{})
+		wantKind(t, err, fault.Config)
+	})
+	t.Run("no directory", func(t *testing.T) {
+		_, err := mailbox.Open(filepath.Join(t.TempDir(), "none", "mailbox"), mailbox.Options{})
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestR12a_FullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("fleet", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("can't mount a small disk: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	path, ballast := filepath.Join(dir, "mailbox"), filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 600<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := openAt(t, path, mailbox.Options{})
+	try := func() error {
+		m := message(strings.Repeat("x", 10<<10))
+		return s.Write(t.Context(), func(tx *mailbox.Tx) error { _, err := tx.Put(alice, m); return err })
+	}
+	accepted := 0
+	var err error
+	for ; accepted < 100; accepted++ {
+		if err = try(); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Fatal("a full disk was not noticed")
+	}
+	if f := fault.From(err); f.Kind != fault.Failed || !strings.Contains(f.Message, path) || f.Hint == "" {
+		t.Errorf("fault %#v", f)
+	}
+	if try() == nil {
+		t.Error("the disk is full, and a write goes well")
+	}
+	if n := len(list(t, s, alice)); n != accepted {
+		t.Errorf("%d messages are there, %d were accepted", n, accepted)
+	}
+	if c := s.Counts(); c.Failures != 2 {
+		t.Errorf("counts %+v", c)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if err := try(); err != nil {
+			t.Fatalf("there is room again: %v", err)
+		}
+	}
+	s.Close()
+	if n := len(list(t, openAt(t, path, mailbox.Options{}), alice)); n != accepted+20 {
+		t.Errorf("%d messages after opening again, want %d", n, accepted+20)
+	}
+}
+
+// A gateway must start on a full disk, or nobody could drain it.
+func TestR12a_OpensOnAFullDiskAfterACrash(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("fleet", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("can't mount a small disk: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	path := filepath.Join(t.TempDir(), "mailbox")
+	s := openAt(t, path, mailbox.Options{})
+	put(t, s, alice, message("waits"))
+	crashed, err := os.ReadFile(path) // never closed: without its list of free pages
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := filepath.Join(dir, "mailbox")
+	if err := os.WriteFile(full, crashed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	if n := len(list(t, openAt(t, full, mailbox.Options{}), alice)); n != 1 {
+		t.Errorf("%d messages", n)
+	}
+}
+
+// A panic of a write function must end the process, not the writer alone.
+func TestR16_PanicIsLoud(t *testing.T) {
+	out, err := child(t, "panic", filepath.Join(t.TempDir(), "mailbox")).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "planted panic") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// What waits in the mailbox is not loaded by Open, after a crash either.
+func TestP4_OpenLoadsNothing(t *testing.T) {
+	const n, size = 10_000, 2048
+	path := filepath.Join(t.TempDir(), "mailbox")
+	s := openAt(t, path, mailbox.Options{})
+	for start := 0; start < n; start += 1000 {
+		write(t, s, func(tx *mailbox.Tx) error {
+			for range 1000 {
+				if _, err := tx.Put(alice, message(strings.Repeat("x", size))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	open := func(t *testing.T, path string) {
+		heap, resident := memory(t)
+		s, err := mailbox.Open(path, mailbox.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		heap2, resident2 := memory(t)
+		t.Logf("heap +%d KiB, resident +%d KiB with %d messages of %d bytes", (heap2-heap)>>10, (resident2-resident)>>10, n, size)
+		if heap2-heap > 2<<20 || resident2-resident > 8<<20 {
+			t.Error("too much")
+		}
+		if got := stats(t, s, alice).Count; got != n {
+			t.Errorf("%d messages", got)
+		}
+	}
+	crashed, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := path + "-crashed"
+	if err := os.WriteFile(copied, crashed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	crashed = nil
+	s.Close()
+	t.Run("closed", func(t *testing.T) { open(t, path) })
+	t.Run("crashed", func(t *testing.T) { open(t, copied) })
+}
+
+// memory returns the live heap and the pages of files that are mapped in.
+func memory(t *testing.T) (heap, mapped int64) {
+	t.Helper()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	f, err := os.Open("/proc/self/status")
+	if err != nil {
+		t.Skipf("can't tell the resident memory: %v", err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if _, err := fmt.Sscanf(lines.Text(), "RssFile: %d kB", &mapped); err == nil {
+			return int64(m.HeapAlloc), mapped << 10
+		}
+	}
+	t.Skip("the kernel does not tell the resident memory")
+	return 0, 0
+}
