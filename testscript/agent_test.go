@@ -105,6 +105,9 @@ func (a *agent) block(pipe string) {
 // header is the line before every injected text: who, how many lines follow.
 var header = regexp.MustCompile(`^\[fleet (\S+) from (\S+), (\d+) lines?\b.*\]$`)
 
+// inFileNote in a header says that the body is a pointer.
+const inFileNote = "; text in a file;"
+
 // readLines serves a terminal that edits lines itself.
 func (a *agent) readLines(in *bufio.Reader) {
 	line := func() (string, bool) {
@@ -131,7 +134,7 @@ func (a *agent) readLines(in *bufio.Reader) {
 			}
 			body = append(body, s)
 		}
-		a.take(m[1], m[2], body)
+		a.take(m[1], m[2], body, strings.Contains(head, inFileNote))
 	}
 }
 
@@ -172,12 +175,15 @@ func (a *agent) submitted(text string) {
 		a.note("noise %q", text)
 		return
 	}
-	a.take(m[1], m[2], lines[1:])
+	a.take(m[1], m[2], lines[1:], strings.Contains(lines[0], inFileNote))
 }
 
 // take handles one message.
-func (a *agent) take(id, from string, lines []string) {
-	body := a.fetch(strings.Join(lines, "\n"))
+func (a *agent) take(id, from string, lines []string, inFile bool) {
+	body := strings.Join(lines, "\n")
+	if inFile {
+		body = a.fetch(body)
+	}
 	for _, name := range []string{id, "last"} {
 		if err := os.WriteFile(a.path+"."+name, []byte(body), 0o600); err != nil {
 			a.note("error %v", err)
@@ -199,24 +205,22 @@ func (a *agent) take(id, from string, lines []string) {
 	}
 }
 
-// pointer is typed in place of a long body: the file that holds it.
-var pointer = regexp.MustCompile(`(/\S+\.txt)\b.*\b([0-9a-f]{64})\b`)
+// pointer is typed in place of a long body; the header says so.
+var pointer = regexp.MustCompile(`^Read the whole message, ([0-9]+) bytes with sha256 ([0-9a-f]{64}), in the file (/.*)$`)
 
 // fetch returns the body that a pointer line stands for.
 func (a *agent) fetch(body string) string {
 	m := pointer.FindStringSubmatch(body)
-	if m == nil || strings.Contains(body, "\n") || !filepath.IsAbs(m[1]) {
+	if m == nil {
+		a.note("error no pointer: %q", body)
 		return body
 	}
-	text, err := os.ReadFile(m[1])
-	if err != nil {
+	text, err := os.ReadFile(m[3])
+	if got := fmt.Sprintf("%x", sha256.Sum256(text)); err != nil || got != m[2] || strconv.Itoa(len(text)) != m[1] {
+		a.note("error pointer %q: %v, %d bytes, %s", body, err, len(text), got)
 		return body
 	}
-	if got := fmt.Sprintf("%x", sha256.Sum256(text)); got != m[2] {
-		a.note("error digest of %s: %s", m[1], got)
-		return body
-	}
-	a.note("pointer %s", m[1])
+	a.note("pointer %s", m[3])
 	return string(text)
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -89,9 +90,9 @@ func statOf(pid int) []string {
 }
 
 // killAllOf kills whatever belongs to the script whose folder dir is: it has the
-// folder in its environment or arguments, works in it, or holds a file of it
-// open. Killing one may make another (a child that is adopted), so it looks
-// again until nothing is left; it returns what would not die.
+// folder in its environment or arguments, works in it, holds a file of it open, or
+// descends from such a one. Some may start others meanwhile, so it looks again
+// until nothing is left; it returns what would not die.
 func killAllOf(dir string) []string {
 	var left []string
 	eventually(10*time.Second, func() bool {
@@ -106,16 +107,32 @@ func killAllOf(dir string) []string {
 	return left
 }
 
+// pidsOf lists the processes that belong to dir, and their descendants.
 func pidsOf(dir string) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil // no Linux: the scripts' processes end by themselves or stay
 	}
+	children := map[int][]int{}
 	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err == nil && pid != os.Getpid() && runs(pid) && belongs(pid, dir) {
+		if err != nil || pid == os.Getpid() || !runs(pid) {
+			continue
+		}
+		if f := statOf(pid); len(f) > 1 {
+			parent, _ := strconv.Atoi(f[1]) // the kernel's number
+			children[parent] = append(children[parent], pid)
+		}
+		if belongs(pid, dir) {
 			pids = append(pids, pid)
+		}
+	}
+	for i := 0; i < len(pids); i++ { // it grows meanwhile
+		for _, child := range children[pids[i]] {
+			if !slices.Contains(pids, child) {
+				pids = append(pids, child)
+			}
 		}
 	}
 	return pids

@@ -42,6 +42,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"fleet/pkg/bus/proxy"
 	"fleet/pkg/cli"
 )
 
@@ -87,7 +88,8 @@ type world struct {
 	profiles map[string][]string // by host, in fleet.yaml's words
 	nodes    map[string]string   // directories of own RabbitMQ nodes
 	held     map[string]raw      // exclusive consumers, by URL and queue
-	atEnd    []func()            // in reverse order
+	proxies  map[string]*proxy.Proxy
+	atEnd    []func() // in reverse order
 }
 
 type worldKey struct{}
@@ -100,7 +102,8 @@ func setup(env *testscript.Env, b broker) error {
 	if err != nil {
 		return fmt.Errorf("make the script's folder: %w", err)
 	}
-	w := &world{dir: dir, broker: b, profiles: map[string][]string{}, nodes: map[string]string{}, held: map[string]raw{}}
+	w := &world{dir: dir, broker: b, profiles: map[string][]string{}, nodes: map[string]string{}, held: map[string]raw{},
+		proxies: map[string]*proxy.Proxy{}}
 	env.Values[worldKey{}] = w
 	env.Setenv("D", dir)
 	env.Setenv("FLEET_DIR", filepath.Join(dir, "here"))

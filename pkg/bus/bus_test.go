@@ -34,6 +34,7 @@ func eachBroker(t *testing.T, f func(t *testing.T, w *world)) {
 		}
 		t.Skip("FLEET_TEST_BROKERS names no broker")
 	}
+	t.Parallel()
 	for _, entry := range strings.Split(list, ",") {
 		name, at, _ := strings.Cut(entry, "=")
 		t.Run(name, func(t *testing.T) {

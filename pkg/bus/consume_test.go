@@ -652,3 +652,23 @@ func TestR14_Backoff(t *testing.T) {
 		}
 	}
 }
+
+// The broker keeps a vanished host's lock and consumers until it misses
+// heartbeats.
+func TestR7_OwnGhostHoldsTheHost(t *testing.T) {
+	eachBroker(t, func(t *testing.T, w *world) {
+		b := w.start(func(c *Config) { c.Heartbeat = time.Second })
+		b.up()
+		gid, name, got := b.inbox(5)
+		w.admin.deleteLater(name)
+		w.proxy.Abandon()
+		state := b.until("held", func(s State) bool { return s.Link == Held })
+		if !state.HadHost || state.HeldSince.IsZero() {
+			t.Fatalf("held: %+v", state)
+		}
+		b.up()
+		b.served(name)
+		b.want(b.send(to(gid, "0")), Accepted)
+		inOrder(t, w, got, 1)
+	})
+}

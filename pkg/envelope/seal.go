@@ -27,6 +27,9 @@ const (
 	HeaderTrace     = "traceparent"
 )
 
+// signatureText is the length of a signature in base64 without padding.
+const signatureText = 86
+
 // Sealed is an envelope as it travels and as it is stored.
 type Sealed struct {
 	Bytes     []byte         `json:"bytes"`
@@ -173,7 +176,9 @@ func refuse(reason Reason, format string, args ...any) *Refusal {
 }
 
 // Refuse makes a refusal for the gateway's own reasons.
-func Refuse(reason Reason, format string, args ...any) *Refusal { return refuse(reason, format, args...) }
+func Refuse(reason Reason, format string, args ...any) *Refusal {
+	return refuse(reason, format, args...)
+}
 
 // Open verifies and decodes s. Signature and size come first: nothing is parsed
 // of a body that no configured peer signed. On refusal the envelope is what
@@ -205,7 +210,8 @@ func OpenAnyAge(s Sealed, keys Keyring, limits Limits) (e Envelope, verified boo
 		return e, false, refuse(ReasonUnknownKey, "no configured peer has its key")
 	}
 	sig, err := base64.RawURLEncoding.Strict().DecodeString(s.Signature)
-	if err != nil || !key.Verify(signedBytes(s.Bytes), sig) {
+	// The decoder skips line ends; a signature has one spelling.
+	if err != nil || len(s.Signature) != signatureText || !key.Verify(signedBytes(s.Bytes), sig) {
 		return e, false, refuse(ReasonBadSignature, "the signature does not fit (key of %s)", host)
 	}
 	e, refusal = decode(s.Bytes, limits)

@@ -260,6 +260,9 @@ func (a *agent) watchPane() {
 
 // died ends everything that the agent had under way with FAILED.
 func (a *agent) died(exit pane.Exit, screen string) {
+	if a.closing {
+		return // it is being stopped
+	}
 	how := fmt.Sprintf("exit status %d", exit.Code)
 	if exit.Signal != "" {
 		how = "signal " + exit.Signal

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strconv"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -107,7 +108,9 @@ func bolt(path string, o bbolt.Options) (db *bbolt.DB, file *os.File, err error)
 	}
 	defer guard(path, &err, func() {
 		if file != nil {
-			file.Close() // and with it the lock; the map stays until the process ends
+			// The map stays until the process ends, and would keep the lock.
+			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+			file.Close()
 		}
 	})()
 	db, err = bbolt.Open(path, 0o600, &o)

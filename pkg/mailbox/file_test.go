@@ -125,10 +125,11 @@ func TestR16_DamagedFile(t *testing.T) {
 		}
 		return b
 	}
+	page := os.Getpagesize() // and bbolt's
 	noFreelist := slices.Clone(good)
-	for page := 2 * 4096; page < len(good); page += 4096 {
-		if noFreelist[page+8] == 0x10 { // bbolt's flag of a list of free pages
-			noFreelist[page+8] = 0xff
+	for at := 2 * page; at < len(good); at += page {
+		if noFreelist[at+8] == 0x10 { // bbolt's flag of a list of free pages
+			noFreelist[at+8] = 0xff
 		}
 	}
 	version := func(v string) func(*bbolt.Tx) error {
@@ -137,11 +138,11 @@ func TestR16_DamagedFile(t *testing.T) {
 	for name, content := range map[string][]byte{
 		"empty":          {},
 		"text":           []byte(strings.Repeat("not a mailbox\n", 2000)),
-		"both heads":     overwrite(0, 8192),
+		"both heads":     overwrite(0, 2*page),
 		"half of it":     good[:len(good)/2],
-		"a few pages":    good[:5*4096],
-		"no pages":       good[:2*4096],
-		"pages":          overwrite(2*4096, len(good)),
+		"a few pages":    good[:5*page],
+		"no pages":       good[:2*page],
+		"pages":          overwrite(2*page, len(good)),
 		"free pages":     noFreelist,
 		"no version":     edit("a", func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("fleet")) }),
 		"odd version":    edit("b", version("one")),
@@ -179,83 +180,6 @@ func TestR16_DamagedFile(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
-}
-
-func TestR12a_FullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("fleet", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("can't mount a small disk: %v", err)
-	}
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	path, ballast := filepath.Join(dir, "mailbox"), filepath.Join(dir, "ballast")
-	if err := os.WriteFile(ballast, make([]byte, 600<<10), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := openAt(t, path, mailbox.Options{})
-	try := func() error {
-		m := message(strings.Repeat("x", 10<<10))
-		return s.Write(t.Context(), func(tx *mailbox.Tx) error { _, err := tx.Put(alice, m); return err })
-	}
-	accepted := 0
-	var err error
-	for ; accepted < 100; accepted++ {
-		if err = try(); err != nil {
-			break
-		}
-	}
-	if err == nil {
-		t.Fatal("a full disk was not noticed")
-	}
-	if f := fault.From(err); f.Kind != fault.Failed || !strings.Contains(f.Message, path) || f.Hint == "" {
-		t.Errorf("fault %#v", f)
-	}
-	if try() == nil {
-		t.Error("the disk is full, and a write goes well")
-	}
-	if n := len(list(t, s, alice)); n != accepted {
-		t.Errorf("%d messages are there, %d were accepted", n, accepted)
-	}
-	if c := s.Counts(); c.Failures != 2 {
-		t.Errorf("counts %+v", c)
-	}
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
-	for range 20 {
-		if err := try(); err != nil {
-			t.Fatalf("there is room again: %v", err)
-		}
-	}
-	s.Close()
-	if n := len(list(t, openAt(t, path, mailbox.Options{}), alice)); n != accepted+20 {
-		t.Errorf("%d messages after opening again, want %d", n, accepted+20)
-	}
-}
-
-// A gateway must start on a full disk, or nobody could drain it.
-func TestR12a_OpensOnAFullDiskAfterACrash(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("fleet", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("can't mount a small disk: %v", err)
-	}
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	path := filepath.Join(t.TempDir(), "mailbox")
-	s := openAt(t, path, mailbox.Options{})
-	put(t, s, alice, message("waits"))
-	crashed, err := os.ReadFile(path) // never closed: without its list of free pages
-	if err != nil {
-		t.Fatal(err)
-	}
-	full := filepath.Join(dir, "mailbox")
-	if err := os.WriteFile(full, crashed, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
-	}
-	if n := len(list(t, openAt(t, full, mailbox.Options{}), alice)); n != 1 {
-		t.Errorf("%d messages", n)
-	}
 }
 
 // A panic of a write function must end the process, not the writer alone.

@@ -210,7 +210,7 @@ func TestR12_PowerCut(t *testing.T) {
 	// The check has teeth: on a disk that forgets that it was told to keep the
 	// pages before the head that names them, it finds damage.
 	t.Run("head before pages", func(t *testing.T) {
-		const heads = 2 * 4096
+		heads := int64(2 * os.Getpagesize())
 		var lying []event
 		for i, e := range events {
 			next := slices.IndexFunc(events[i+1:], func(e event) bool { return e.what == wrote })

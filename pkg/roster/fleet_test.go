@@ -26,9 +26,13 @@ func TestR29_P5_HundredHosts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a hundred hosts")
 	}
+	hosts := 100
+	if racing {
+		hosts = 30
+	}
 	s := newSim(t, 1)
 	s.poll = 50 * time.Millisecond
-	start(s, 100, 100)
+	start(s, hosts, 100)
 	connected := s.now
 	s.run(s.now.Sub(epoch)+2*5*time.Second, func() bool { return s.flying.Len() == 0 && s.complete(100) })
 	if !s.complete(100) {
@@ -55,7 +59,7 @@ func TestR29_P5_HundredHosts(t *testing.T) {
 	}
 	t.Logf("%d deliveries/s in all; the first host: %d B/s, %.2f messages/s in, %.2f out",
 		deliveries/100, (s.nodes[0].sentBytes+s.nodes[0].gotBytes)/100, float64(s.nodes[0].got)/100, float64(s.nodes[0].sent)/100)
-	if deliveries/100 > 1100 {
+	if deliveries/100 > 1050 {
 		t.Errorf("%d deliveries a second", deliveries/100)
 	}
 	if !s.complete(100) {
@@ -64,7 +68,11 @@ func TestR29_P5_HundredHosts(t *testing.T) {
 }
 
 func TestR29_LossyBroker(t *testing.T) {
-	for seed := range uint64(5) {
+	seeds := uint64(5)
+	if racing {
+		seeds = 1
+	}
+	for seed := range seeds {
 		s := newSim(t, seed)
 		s.poll = 100 * time.Millisecond
 		s.loss, s.copies, s.jitter = 0.2, 0.2, 200*time.Millisecond

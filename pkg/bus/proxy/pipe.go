@@ -81,8 +81,10 @@ func readFrame(r io.Reader) (Frame, error) {
 type pair struct {
 	proxy *Proxy
 	pipes [2]*pipe
-	over  chan struct{}
+	over  chan struct{} // closed at the end
+	left  chan struct{} // closed when the client's side is gone and the broker's stays
 	once  sync.Once
+	leave sync.Once
 }
 
 // pipe carries one direction of a pair.
@@ -98,7 +100,7 @@ type pipe struct {
 }
 
 func newPair(p *Proxy, client, broker net.Conn) *pair {
-	c := &pair{proxy: p, over: make(chan struct{})}
+	c := &pair{proxy: p, over: make(chan struct{}), left: make(chan struct{})}
 	c.pipes[ToBroker] = &pipe{pair: c, dir: ToBroker, from: client, to: broker}
 	c.pipes[ToClient] = &pipe{pair: c, dir: ToClient, from: broker, to: client}
 	return c
@@ -110,6 +112,11 @@ func (c *pair) run() {
 	for _, d := range c.pipes {
 		both.Go(func() {
 			d.pump()
+			select {
+			case <-c.left:
+				d.linger()
+			default:
+			}
 			c.end(net.Conn.Close)
 		})
 		both.Go(d.release)
@@ -119,6 +126,23 @@ func (c *pair) run() {
 
 // reset ends both connections as a lost peer does; what is under way is lost.
 func (c *pair) reset() { c.end(reset) }
+
+// abandon ends the client's side only.
+func (c *pair) abandon() {
+	c.leave.Do(func() {
+		close(c.left)
+		_ = reset(c.pipes[ToBroker].from)
+	})
+}
+
+// linger keeps the broker's side open until the broker closes it.
+func (d *pipe) linger() {
+	if d.dir == ToClient {
+		_, _ = io.Copy(io.Discard, d.from)
+		return
+	}
+	<-d.over
+}
 
 func (c *pair) end(shut func(net.Conn) error) {
 	c.once.Do(func() {

@@ -100,6 +100,17 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// Abandon resets every client and leaves the broker's side open and silent, as
+// a network does that takes a host away: the broker keeps what the connection
+// holds until it misses its heartbeats.
+func (p *Proxy) Abandon() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.pairs {
+		c.abandon()
+	}
+}
+
 // Refuse makes new connections fail, by a reset as soon as they are made.
 func (p *Proxy) Refuse(on bool) { p.set(func() { p.refuse = on }) }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
@@ -140,4 +141,42 @@ func lookupEnv(env []string, key, otherwise string) string {
 		}
 	}
 	return otherwise
+}
+
+// read takes what the program prints. It ends when every process has let go of
+// the terminal.
+func (h *holder) read(printed chan<- struct{}) {
+	defer close(printed)
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := h.master.Read(buf)
+		h.output.add(buf[:n])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// reap waits for the program's end and records it. It ends with the program.
+func (h *holder) reap(p *os.Process, printed <-chan struct{}) {
+	status, err := p.Wait()
+	select {
+	case <-printed:
+	case <-time.After(200 * time.Millisecond): // something else still has the terminal
+	}
+	exit := exitRecord{Code: -1, At: time.Now()}
+	if err == nil {
+		if ws, ok := status.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			exit.Signal = ws.Signal().String()
+		} else {
+			exit.Code = status.ExitCode()
+		}
+	}
+	err = h.change(func(s *state) { s.Exit = &exit })
+	if err != nil {
+		// Nobody reads this but a person who looks for a full disk; who asks the
+		// socket still gets the truth.
+		fmt.Fprintf(os.Stderr, "fleet: record the program's end: %v\n", err)
+	}
+	close(h.gone)
 }

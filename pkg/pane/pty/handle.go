@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"fleet/pkg/fault"
 	"fleet/pkg/pane"
 )
@@ -24,12 +22,6 @@ type handle struct {
 
 var _ pane.Pane = (*handle)(nil)
 
-// lost is the end of a program whose holder was killed: the terminal went with
-// the holder, and hung up.
-func lost() exitRecord {
-	return exitRecord{Code: -1, Signal: unix.SIGHUP.String(), At: time.Now()}
-}
-
 // Info asks the holder. Where the holder is gone it judges by the state file
 // and by the processes; it fails with fault.AgentFailed where the program has
 // outlived its terminal, with fault.TimedOut where the holder does not answer,
@@ -42,7 +34,7 @@ func (h *handle) Info(ctx context.Context) (pane.Info, error) {
 	if err == nil {
 		return pane.Info{}, silent(a)
 	}
-	s, gone, err := h.judge(err)
+	s, gone, err := h.judge(ctx, err)
 	if err != nil {
 		return pane.Info{}, err
 	}
@@ -59,7 +51,7 @@ func (h *handle) Info(ctx context.Context) (pane.Info, error) {
 // judge looks at the evidence after a call has failed with err. It returns the
 // pane's state and, as gone, the fault for what only a holder can do, if the
 // holder is gone; otherwise it fails.
-func (h *handle) judge(err error) (s *state, gone *fault.Fault, _ error) {
+func (h *handle) judge(ctx context.Context, err error) (s *state, gone *fault.Fault, _ error) {
 	s, loadErr := h.load()
 	if errors.Is(loadErr, fs.ErrNotExist) {
 		return nil, nil, notHere(h.files.gid)
@@ -68,7 +60,7 @@ func (h *handle) judge(err error) (s *state, gone *fault.Fault, _ error) {
 		return nil, nil, fault.New(fault.Failed, "%v", loadErr).
 			WithHint("`fleet stop %s` removes it", h.files.gid)
 	}
-	if s.holderLives() {
+	if s.holderLives() && !h.dying(ctx, s, err) {
 		if f := (*fault.Fault)(nil); errors.As(err, &f) {
 			return nil, nil, f
 		}
@@ -80,6 +72,17 @@ func (h *handle) judge(err error) (s *state, gone *fault.Fault, _ error) {
 	}
 	return s, fault.New(fault.AgentFailed, "the terminal of agent %s is gone: its holder, process %d, has ended",
 		h.files.gid, s.Holder.PID), nil
+}
+
+// dying waits a moment where the connection broke or was refused, because a
+// process that is killed loses its sockets a little before its life.
+func (h *handle) dying(ctx context.Context, s *state, err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	return awaitEnd(ctx, s.Holder) == nil
 }
 
 // load reads the state file and remembers what it says.
@@ -97,21 +100,6 @@ func (h *handle) load() (*state, error) {
 	return s, nil
 }
 
-// lostOnce makes the record of an end that nobody saw, the same each time.
-func (h *handle) lostOnce() *exitRecord {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.last == nil {
-		e := lost()
-		return &e
-	}
-	if h.last.Exit == nil {
-		e := lost()
-		h.last.Exit = &e
-	}
-	return h.last.Exit
-}
-
 // ask is for requests that only a holder can answer.
 func (h *handle) ask(ctx context.Context, r request) (answer, error) {
 	a, err := quick(ctx, h.files, r)
@@ -121,7 +109,7 @@ func (h *handle) ask(ctx context.Context, r request) (answer, error) {
 		}
 		return a, nil
 	}
-	_, gone, err := h.judge(err)
+	_, gone, err := h.judge(ctx, err)
 	if err != nil {
 		return answer{}, err
 	}
@@ -161,24 +149,23 @@ func (h *handle) Write(ctx context.Context, w pane.Write) (pane.Written, error) 
 		}
 		return a.Written, nil
 	}
-	_, gone, judged := h.judge(err)
-	if judged == nil {
-		// With the holder gone its journal is all there is, and complete: a claim is
-		// in it before the first byte is typed.
-		written, journalErr := lookupJournal(h.files.journal(), w.ID)
-		if journalErr != nil {
-			return pane.Partial, journalErr
-		}
-		if written == pane.Done {
-			return written, nil
-		}
-		return written, gone
-	}
+	_, gone, judged := h.judge(ctx, err)
 	var f *failure
-	if errors.As(err, &f) && !f.sent {
-		return pane.Absent, judged
+	if judged != nil && errors.As(err, &f) && f.sent {
+		return pane.Partial, judged
 	}
-	return pane.Partial, judged
+	// This request was not carried out, or its holder is gone. What the journal
+	// says is complete: a claim is in it before the first byte is typed.
+	written, journalErr := lookupJournal(h.files.journal(), w.ID)
+	switch {
+	case journalErr != nil:
+		return pane.Partial, journalErr
+	case written == pane.Done:
+		return written, nil
+	case judged != nil:
+		return written, judged
+	}
+	return written, gone
 }
 
 // Lookup says what became of an earlier Write. A pane remembers its last 4,096
@@ -194,7 +181,7 @@ func (h *handle) Lookup(ctx context.Context, id string) (pane.Written, error) {
 		}
 		return a.Written, nil
 	}
-	if _, _, err := h.judge(err); err != nil {
+	if _, _, err := h.judge(ctx, err); err != nil {
 		return "", err
 	}
 	return lookupJournal(h.files.journal(), id)
@@ -220,106 +207,6 @@ func (h *handle) Screen(ctx context.Context, lines int) (string, error) {
 		return "", err
 	}
 	return plain(a.Output, lines), nil
-}
-
-// Wait blocks until the program has ended. While the holder lives its word
-// counts; when it is gone the processes do.
-func (h *handle) Wait(ctx context.Context) (pane.Exit, error) {
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		a, err := call(ctx, h.files, request{Op: opWait})
-		if err == nil && a.Exit != nil {
-			return a.Exit.exit(), nil
-		}
-		if ctx.Err() != nil {
-			return pane.Exit{}, ctx.Err()
-		}
-		s, err := h.load()
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return h.closedExit(ctx)
-		case err != nil:
-			return pane.Exit{}, err
-		case s.Exit != nil:
-			return s.Exit.exit(), nil
-		case !s.holderLives():
-			return h.orphanExit(ctx, s)
-		}
-		select {
-		case <-ctx.Done():
-			return pane.Exit{}, ctx.Err()
-		case <-time.After(pause):
-		}
-	}
-}
-
-// orphanExit waits for a program whose holder was killed.
-func (h *handle) orphanExit(ctx context.Context, s *state) (pane.Exit, error) {
-	if s.Boot == bootID() {
-		if err := awaitEnd(ctx, s.Child); err != nil {
-			return pane.Exit{}, err
-		}
-	}
-	return h.lostOnce().exit(), nil
-}
-
-// closedExit is the end of a program whose pane was closed by somebody else.
-func (h *handle) closedExit(ctx context.Context) (pane.Exit, error) {
-	h.mu.Lock()
-	s := h.last
-	h.mu.Unlock()
-	if s == nil {
-		return pane.Exit{}, notHere(h.files.gid)
-	}
-	if s.Exit != nil {
-		return s.Exit.exit(), nil
-	}
-	return h.orphanExit(ctx, s)
-}
-
-// Close ends the program and everything in its session, and removes the pane.
-// It takes up to 9 s where the processes resist.
-func (h *handle) Close(ctx context.Context) error {
-	s, err := h.load()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if errors.Is(err, errDamaged) {
-		quick(ctx, h.files, request{Op: opClose}) // if there is a holder, it knows its program
-		return h.files.remove()
-	}
-	if err != nil {
-		return err
-	}
-	// The quick question tells a stopped holder from one that is at work.
-	if _, err := quick(ctx, h.files, request{Op: opInfo}); err == nil {
-		if _, err = call(ctx, h.files, request{Op: opClose}); err == nil {
-			err = awaitEnd(ctx, s.Holder)
-		}
-		if err != nil && ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	if s, err = h.load(); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return h.force(ctx, s)
-}
-
-// force ends a pane without its holder's help.
-func (h *handle) force(ctx context.Context, s *state) error {
-	if s.Boot == bootID() {
-		s.Holder.signal(unix.SIGKILL)
-		if err := awaitEnd(ctx, s.Holder); err != nil {
-			return err
-		}
-		if !endSession(ctx, s.Child) {
-			return fault.New(fault.Failed, "some process of agent %s can't be ended", h.files.gid).
-				WithHint("they belong to session %d", s.Child.PID)
-		}
-	}
-	return h.files.remove()
 }
 
 // silent is the fault of an answer that lacks what was asked for.

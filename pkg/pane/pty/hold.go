@@ -99,11 +99,14 @@ func Hold(ctx context.Context, in io.Reader, ready io.WriteCloser) error {
 	return h.run(ctx, signals)
 }
 
-// takeSignals catches what must not end the holder. Caught, not ignored: an
-// ignored signal would stay ignored in the program.
+// takeSignals catches what must not end the holder, and takes it from whoever
+// caught it before, such as a context that an interrupt ends. Caught, not
+// ignored: an ignored signal would stay ignored in the program.
 func takeSignals() <-chan os.Signal {
+	all := []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM}
 	caught := make(chan os.Signal, 4)
-	signal.Notify(caught, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
+	signal.Reset(all...)
+	signal.Notify(caught, all...)
 	return caught
 }
 
@@ -218,44 +221,6 @@ func listen(path string) (*net.UnixListener, error) {
 	}
 	l.SetUnlinkOnClose(false) // a file's end is remove's business
 	return l, nil
-}
-
-// read takes what the program prints. It ends when every process has let go of
-// the terminal.
-func (h *holder) read(printed chan<- struct{}) {
-	defer close(printed)
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := h.master.Read(buf)
-		h.output.add(buf[:n])
-		if err != nil {
-			return
-		}
-	}
-}
-
-// reap waits for the program's end and records it. It ends with the program.
-func (h *holder) reap(p *os.Process, printed <-chan struct{}) {
-	status, err := p.Wait()
-	select {
-	case <-printed:
-	case <-time.After(200 * time.Millisecond): // something else still has the terminal
-	}
-	exit := exitRecord{Code: -1, At: time.Now()}
-	if err == nil {
-		if ws, ok := status.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-			exit.Signal = ws.Signal().String()
-		} else {
-			exit.Code = status.ExitCode()
-		}
-	}
-	err = h.change(func(s *state) { s.Exit = &exit })
-	if err != nil {
-		// Nobody reads this but a person who looks for a full disk; who asks the
-		// socket still gets the truth.
-		fmt.Fprintf(os.Stderr, "fleet: record the program's end: %v\n", err)
-	}
-	close(h.gone)
 }
 
 // change alters the state in memory and in its file. The memory keeps the

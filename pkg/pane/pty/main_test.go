@@ -1,3 +1,5 @@
+//go:build linux
+
 package pty
 
 import (
@@ -45,7 +47,9 @@ func TestMain(m *testing.M) {
 }
 
 func holdProgram([]string) {
-	if err := Hold(context.Background(), os.Stdin, os.NewFile(ReadyFD, "ready")); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM) // as commands do
+	defer stop()
+	if err := Hold(ctx, os.Stdin, os.NewFile(ReadyFD, "ready")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -316,6 +320,16 @@ func program(t *testing.T, b *Backend, args ...string) pane.Pane {
 	return spawnT(t, b, append([]string{os.Args[0]}, args...)...)
 }
 
+// composer spawns a raw reader with bracketed paste and returns when the holder
+// has seen that.
+func composer(t *testing.T, b *Backend, words *fifo) pane.Pane {
+	t.Helper()
+	p := program(t, b, "raw-reader", words.path, "h")
+	words.ready()
+	awaitScreen(t, p, "ready")
+	return p
+}
+
 func spawnT(t *testing.T, b *Backend, argv ...string) pane.Pane {
 	t.Helper()
 	p, err := b.Spawn(ctxT(t), pane.Spec{GID: identity.NewGID(), Argv: argv,
@@ -338,6 +352,28 @@ func holderOf(t *testing.T, p pane.Pane) process {
 		t.Fatal(err)
 	}
 	return s.Holder
+}
+
+// stop stops a process and returns when each of its threads has stopped.
+func stop(t *testing.T, p process) {
+	t.Helper()
+	unix.Kill(p.PID, unix.SIGSTOP)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		running := 0
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID))
+		for _, task := range tasks {
+			text, err := os.ReadFile(task)
+			if err == nil && !bytes.Contains(text, []byte(") T ")) {
+				running++
+			}
+		}
+		if running == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d threads do not stop", running)
+		}
+	}
 }
 
 func infoT(t *testing.T, p pane.Pane) pane.Info {
