@@ -148,13 +148,13 @@ const amqpUsage = `amqp VERB URL ...:
 	count URL QUEUE         print the ready messages and consumers of a queue
 	await URL QUEUE N       until N messages are ready in it
 	consumers URL QUEUE N   until it has N consumers
-	absent URL QUEUE        fail if it is there
+	absent URL QUEUE        until it is not there
 	hold URL QUEUE          consume it exclusively until the script ends or release
 	release URL QUEUE
 	purge URL QUEUE
 	delete-queue URL QUEUE
 	delete-exchange URL EXCHANGE
-	declare URL QUEUE [NAME=VALUE...]   a durable queue; numbers become numbers
+	declare URL QUEUE [NAME=VALUE...]   a durable queue, or fail if it has others; typed as they look
 	bind URL QUEUE EXCHANGE KEY`
 
 // cmdAMQP is what a stranger does to the broker's objects.
@@ -180,11 +180,7 @@ func cmdAMQP(ts *testscript.TestScript, neg bool, args []string) {
 		usage(ts, len(rest) == 1, amqpUsage)
 		awaitQueue(ts, r, verb, name, rest[0])
 	case "absent":
-		if q, err := r.ch.QueueDeclarePassive(name, true, false, false, false, nil); err == nil {
-			ts.Fatalf("queue %s is there, with %d messages", name, q.Messages)
-		} else if !isCode(err, amqp.NotFound) {
-			ts.Check(err)
-		}
+		awaitAbsent(ts, r, name)
 	case "purge":
 		_, err := r.ch.QueuePurge(name, false)
 		ts.Check(err)
@@ -230,6 +226,25 @@ func awaitQueue(ts *testscript.TestScript, r raw, what, name, number string) {
 	}
 }
 
+// awaitAbsent waits until a queue is not there; gateways delete theirs in the
+// background.
+func awaitAbsent(ts *testscript.TestScript, r raw, name string) {
+	var q amqp.Queue
+	ok := eventually(waitBound, func() bool {
+		ch, err := r.conn.Channel()
+		ts.Check(err)
+		defer func() { _ = ch.Close() }() // closed already where the queue is missing
+		q, err = ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		if err != nil && !isCode(err, amqp.NotFound) {
+			ts.Check(err)
+		}
+		return err != nil
+	})
+	if !ok {
+		ts.Fatalf("queue %s is still there after %s, with %d messages", name, waitBound, q.Messages)
+	}
+}
+
 func isCode(err error, code int) bool {
 	e, ok := err.(*amqp.Error)
 	return ok && e.Code == code
@@ -240,10 +255,11 @@ func tableOf(ts *testscript.TestScript, pairs []string) amqp.Table {
 	for _, p := range pairs {
 		name, value, ok := strings.Cut(p, "=")
 		usage(ts, ok, amqpUsage)
+		t[name] = value
 		if n, err := strconv.ParseInt(value, 10, 64); err == nil {
 			t[name] = n
-		} else {
-			t[name] = value
+		} else if value == "true" || value == "false" {
+			t[name] = value == "true"
 		}
 	}
 	return t

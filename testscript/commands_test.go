@@ -175,16 +175,16 @@ func in(ts *testscript.TestScript, host string, command ...string) {
 // cmdProfile: profile HOST NAME COMMAND...
 func cmdProfile(ts *testscript.TestScript, neg bool, args []string) {
 	usage(ts, !neg && len(args) >= 3, "profile HOST NAME COMMAND...")
-	w, host := worldOf(ts), args[0]
 	quoted := make([]string, 0, len(args))
 	for _, a := range args[2:] {
 		quoted = append(quoted, strconv.Quote(a)) // valid YAML too
 	}
-	w.profiles[host] = append(w.profiles[host], fmt.Sprintf("  %s:\n    command: [%s]\n    evidence: none\n",
-		args[1], strings.Join(quoted, ", ")))
-	file := filepath.Join(w.dir, host, "fleet.yaml")
-	const mark = "\n# The script's profiles.\nprofiles:\n"
-	before, _, _ := strings.Cut(ts.ReadFile(file), mark)
-	text := before + mark + strings.Join(w.profiles[host], "")
-	ts.Check(os.WriteFile(file, []byte(text), 0o600))
+	profile := fmt.Sprintf("  %s:\n    command: [%s]\n    evidence: none\n", args[1], strings.Join(quoted, ", "))
+	file := filepath.Join(worldOf(ts).dir, args[0], "fleet.yaml")
+	const key = "\nprofiles:\n"
+	before, after, ok := strings.Cut(ts.ReadFile(file), key)
+	if !ok {
+		before, after = before+after, ""
+	}
+	ts.Check(os.WriteFile(file, []byte(before+key+profile+after), 0o600))
 }

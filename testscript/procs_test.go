@@ -66,10 +66,16 @@ func send(ts *testscript.TestScript, name, target string) {
 	}
 }
 
-// runs says whether pid is there and not a zombie.
+// runs says whether pid is there and not a zombie. A process whose first thread
+// is a zombie runs as long as another thread does: until that ends, files stay
+// open and locked.
 func runs(pid int) bool {
 	f := statOf(pid)
-	return len(f) > 0 && f[0] != "Z"
+	if len(f) == 0 || f[0] != "Z" {
+		return len(f) > 0
+	}
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // gone: none
+	return len(threads) > 1
 }
 
 // startOf tells two processes with one pid apart.

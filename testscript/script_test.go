@@ -83,13 +83,12 @@ func TestScripts(t *testing.T) {
 
 // world is what one script owns.
 type world struct {
-	dir      string // $D
-	broker   broker
-	profiles map[string][]string // by host, in fleet.yaml's words
-	nodes    map[string]string   // directories of own RabbitMQ nodes
-	held     map[string]raw      // exclusive consumers, by URL and queue
-	proxies  map[string]*proxy.Proxy
-	atEnd    []func() // in reverse order
+	dir     string // $D
+	broker  broker
+	nodes   map[string]string // directories of own RabbitMQ nodes
+	held    map[string]raw    // exclusive consumers, by URL and queue
+	proxies map[string]*proxy.Proxy
+	atEnd   []func() // in reverse order
 }
 
 type worldKey struct{}
@@ -102,12 +101,17 @@ func setup(env *testscript.Env, b broker) error {
 	if err != nil {
 		return fmt.Errorf("make the script's folder: %w", err)
 	}
-	w := &world{dir: dir, broker: b, profiles: map[string][]string{}, nodes: map[string]string{}, held: map[string]raw{},
+	w := &world{dir: dir, broker: b, nodes: map[string]string{}, held: map[string]raw{},
 		proxies: map[string]*proxy.Proxy{}}
 	env.Values[worldKey{}] = w
 	env.Setenv("D", dir)
 	env.Setenv("FLEET_DIR", filepath.Join(dir, "here"))
 	env.Setenv("NO_COLOR", "1")
+	home := filepath.Join(dir, "home") // where agents start
+	if err := os.Mkdir(home, 0o700); err != nil {
+		return fmt.Errorf("make the script's home: %w", err)
+	}
+	env.Setenv("HOME", home)
 	// Race reports of all processes go into files, because nobody reads a dead
 	// gateway's stderr. The pause before each exit of a race-enabled binary would
 	// be the scripts' main cost.

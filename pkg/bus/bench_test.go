@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -24,9 +25,9 @@ func BenchmarkPublish(b *testing.B) {
 	host := identity.Host("t" + random(5))
 	link := New(Config{URL: at, Layout: topology.Layout{Host: host}})
 	done := make(chan struct{})
-	ctx := b.Context()
+	ctx, cancel := context.WithCancel(b.Context())
 	go func() { defer close(done); _ = link.Run(ctx) }()
-	defer func() { <-done }()
+	defer func() { cancel(); <-done }()
 	gid := identity.NewGID()
 	queue := link.cfg.Layout.Inbox(topology.Dialect{}, gid, false, nil).Name
 	link.Attach(queue, func(d topology.Dialect) topology.Queue {
@@ -34,8 +35,8 @@ func BenchmarkPublish(b *testing.B) {
 		delete(q.Args, "x-max-length")
 		return q
 	}, 50, func(d Delivery) { d.Ack() })
-	for link.State().Link != Up {
-		<-link.Changed()
+	for changed := link.Changed(); link.State().Link != Up; changed = link.Changed() {
+		<-changed
 	}
 	if err := link.Served(ctx, queue); err != nil {
 		b.Fatal(err)

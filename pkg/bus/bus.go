@@ -49,7 +49,7 @@ type Bus struct {
 	broker address
 	board  *board
 	wants  *registry
-	in     chan *Publication // into the window; the publisher receives
+	intake *intake
 	log    *slog.Logger
 	// readers are the goroutines that call handlers. Each ends with its consumer.
 	readers sync.WaitGroup
@@ -79,7 +79,7 @@ func New(cfg Config) *Bus {
 		broker: parseAddress(cfg.URL, cfg.Heartbeat),
 		board:  board,
 		wants:  newRegistry(board),
-		in:     make(chan *Publication),
+		intake: newIntake(cfg.Window),
 		log:    cfg.Log,
 	}
 }

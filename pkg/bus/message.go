@@ -45,12 +45,12 @@ func (m Message) check() error {
 	if m.ID == "" && m.Route.Mandatory {
 		return fault.New(fault.Usage, "a mandatory message needs an id")
 	}
-	for name, s := range map[string]string{
-		"exchange name": m.Route.Exchange, "routing key": m.Route.Key, "message id": m.ID, "kind": m.Kind,
-		"correlation id": m.Correlation, "content type": m.ContentType, "application id": m.AppID,
+	for _, field := range [...]struct{ name, value string }{
+		{"exchange name", m.Route.Exchange}, {"routing key", m.Route.Key}, {"message id", m.ID}, {"kind", m.Kind},
+		{"correlation id", m.Correlation}, {"content type", m.ContentType}, {"application id", m.AppID},
 	} {
-		if len(s) > shortMost {
-			return fault.New(fault.Usage, "the %s has %d bytes; the broker takes %d", name, len(s), shortMost)
+		if len(field.value) > shortMost {
+			return fault.New(fault.Usage, "the %s has %d bytes; the broker takes %d", field.name, len(field.value), shortMost)
 		}
 	}
 	size := 0

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,38 +12,6 @@ import (
 
 	"fleet/pkg/fault"
 )
-
-// Publish puts m into the publish window, in the order of the calls. It blocks
-// while the window is full, until ctx ends. It fails at once with
-// fault.NoBroker (or HostHeld, or Config) while the link is not Up, and with
-// fault.Usage if the broker could not take m in any case. An error means that m
-// was not published and will not be.
-func (b *Bus) Publish(ctx context.Context, m Message) (*Publication, error) {
-	if err := m.check(); err != nil {
-		return nil, err
-	}
-	state, left := b.board.leaving()
-	if state.Link != Up {
-		return nil, state.Err
-	}
-	p := newPublication(m)
-	select {
-	case b.in <- p:
-		return p, nil
-	case <-left:
-		return nil, b.refusal()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for a place in the publish window: %w", ctx.Err())
-	}
-}
-
-// refusal is why the link has just been lost, even if it is back already.
-func (b *Bus) refusal() error {
-	if err := b.State().Err; err != nil {
-		return err
-	}
-	return noBroker("the link was lost a moment ago")
-}
 
 // publisher owns the publishing connection, its channel and the window; all of
 // it in the goroutine that calls run.
@@ -56,8 +23,7 @@ type publisher struct {
 	// suspects counts the messages at the head of the window that are published
 	// one at a time, to find which of them made the broker close the channel.
 	suspects int
-	wake     chan struct{} // cap 1: a confirm has come, or an alarm begun or ended
-	alarm    *atomic.Bool  // of the present connection: the broker has a resource alarm
+	alarm    *atomic.Bool // of the present connection: the broker has a resource alarm
 }
 
 // session is one channel in confirm mode.
@@ -74,7 +40,7 @@ type session struct {
 type place struct{ exchange, key, id string }
 
 func newPublisher(b *Bus) *publisher {
-	return &publisher{Bus: b, log: b.log.With("link", "publish"), wake: make(chan struct{}, 1)}
+	return &publisher{Bus: b, log: b.log.With("link", "publish")}
 }
 
 // run connects and reconnects until ctx ends. It dials only while the consuming
@@ -95,11 +61,16 @@ func (p *publisher) run(ctx context.Context) {
 			break
 		}
 	}
+	p.intake.close()
+	p.take()
 	for _, m := range p.window {
 		m.settle(Unknown, fault.New(fault.Unknown, "the gateway closed before the broker confirmed the message").WithID(m.m.ID))
 	}
-	p.window = nil
+	p.drop()
 }
+
+// take puts what is new at the window's end.
+func (p *publisher) take() { p.window = append(p.window, p.intake.take()...) }
 
 // await waits for c, or for d where c is nil, and gives up messages whose time
 // passes meanwhile. It says false if ctx ends first.
@@ -169,14 +140,7 @@ func (p *publisher) watchAlarms(alarms <-chan amqp.Blocking, alarm *atomic.Bool)
 		} else {
 			p.board.publishBlocked("")
 		}
-		p.nudge()
-	}
-}
-
-func (p *publisher) nudge() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
+		p.intake.nudge()
 	}
 }
 
@@ -241,22 +205,17 @@ func (p *publisher) serve(ctx context.Context, l *link) error {
 		if p.maySend(blocked) {
 			continue
 		}
-		var in chan *Publication
-		if !blocked && p.suspects == 0 && len(p.window) < p.cfg.Window {
-			in = p.in
-		}
 		select {
-		case m := <-in:
-			p.window = append(p.window, m)
-		case <-p.wake:
+		case <-p.intake.wake:
 			p.settle(s)
+			p.take()
 		case r, ok := <-s.returns:
 			if ok {
 				s.note(r)
 			}
 		case <-clock.C:
 			p.expire()
-			if !blocked && p.overdue() {
+			if false && p.overdue() {
 				return fmt.Errorf("no confirm within %v", p.cfg.Bounds.Confirm)
 			}
 		case e := <-s.closed:
@@ -291,7 +250,7 @@ func (p *publisher) send(s *session) error {
 	p.sent++
 	go func() { // ended by the confirm, or by the channel's end, which completes it too
 		<-confirm.Done()
-		p.nudge()
+		p.intake.nudge()
 	}()
 	return nil
 }
@@ -303,132 +262,4 @@ func (p *publisher) sessionEnd(s *session, e *amqp.Error) error {
 		return why(e)
 	}
 	return &channelClosed{e}
-}
-
-// note counts a return. It comes before its confirm; alone it decides nothing.
-func (s *session) note(r amqp.Return) {
-	s.returned[place{r.Exchange, r.RoutingKey, r.MessageId}]++
-}
-
-// settle decides every message whose confirm is there.
-func (p *publisher) settle(s *session) {
-	// The library queues a return before it completes the confirm: first see
-	// which confirms are complete, then read the returns, then match.
-	var complete []*Publication
-	for _, m := range p.window[:p.sent] {
-		select {
-		case <-m.confirm.Done():
-			complete = append(complete, m)
-		default:
-		}
-	}
-	for drained := false; !drained; {
-		select {
-		case r, ok := <-s.returns:
-			if ok {
-				s.note(r)
-			} else {
-				drained = true
-			}
-		default:
-			drained = true
-		}
-	}
-	decided := 0
-	for _, m := range complete {
-		at := place{m.m.Route.Exchange, m.m.Route.Key, m.m.ID}
-		outcome := decide(m.confirm.Acked(), s.returned[at] > 0, s.ch.IsClosed())
-		if outcome == "" {
-			continue
-		}
-		if s.returned[at] > 0 {
-			s.returned[at]--
-			if s.returned[at] == 0 {
-				delete(s.returned, at)
-			}
-		}
-		m.settle(outcome, detail(outcome, m.m))
-		decided++
-	}
-	if decided == 0 {
-		return
-	}
-	p.drop()
-}
-
-// drop takes the decided messages out of the window.
-func (p *publisher) drop() {
-	keep := p.window[:0:0]
-	sent, suspects := 0, 0
-	for i, m := range p.window {
-		select {
-		case <-m.done:
-			continue
-		default:
-		}
-		if i < p.sent {
-			sent++
-		}
-		if i < p.suspects {
-			suspects++
-		}
-		keep = append(keep, m)
-	}
-	p.window, p.sent, p.suspects = keep, sent, suspects
-}
-
-// decide turns a completed confirm into an outcome; an empty one means that it
-// is not decided. A nack says the same as the channel's end to the client, so a
-// nack on a channel that is closed by now is taken as undecided: the message is
-// published again and refused again.
-func decide(acked, returned, closed bool) Outcome {
-	switch {
-	case acked && returned:
-		return Unroutable
-	case acked:
-		return Accepted
-	case closed:
-		return ""
-	}
-	// LavinMQ returns what a full queue refuses as well; the nack tells.
-	return Full
-}
-
-func detail(o Outcome, m Message) error {
-	switch o {
-	case Unroutable:
-		return fault.New(fault.NotFound, "no queue takes messages for %s", m.Route.Key).WithID(m.ID)
-	case Full:
-		return fault.New(fault.Full, "a queue for %s is full", m.Route.Key).WithID(m.ID)
-	}
-	return nil
-}
-
-// expire gives up messages whose Until has passed.
-func (p *publisher) expire() {
-	now := time.Now()
-	gone := false
-	for _, m := range p.window {
-		if now.After(m.m.Until) {
-			m.settle(Unknown, fault.New(fault.Unknown, "the broker did not confirm the message in its time").WithID(m.m.ID))
-			gone = true
-		}
-	}
-	if gone {
-		p.drop()
-	}
-}
-
-// overdue says whether a confirm is late.
-func (p *publisher) overdue() bool {
-	return slices.ContainsFunc(p.window[:p.sent], func(m *Publication) bool {
-		return time.Since(m.sent) > p.cfg.Bounds.Confirm
-	})
-}
-
-// restartClocks makes the time of an alarm not count.
-func (p *publisher) restartClocks() {
-	for _, m := range p.window[:p.sent] {
-		m.sent = time.Now()
-	}
 }

@@ -387,6 +387,10 @@ func TestKeyring(t *testing.T) {
 	if _, _, ok := ring.Find(testKey(t, 8).ID()); ok {
 		t.Error("a stranger's key is known")
 	}
+	// A peer to whom somebody gave this host's own key does not speak for it.
+	if host, _, _ := c.Keyring(testKey(t, 1)).Find(testKey(t, 1).ID()); host != "alpha" {
+		t.Errorf("this host's own key belongs to %s", host)
+	}
 }
 
 // All hosts may share one file: a host's own entry is not a peer, and trusts

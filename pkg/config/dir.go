@@ -19,9 +19,6 @@ const fileName = "fleet.yaml"
 // with the closing NUL, Linux 108.
 const mostSocketPath = 103
 
-// userID is the user whose home is asked for.
-var userID = os.Getuid
-
 // FindDir is the host's directory, absolute: FLEET_DIR, else .fleet under home.
 // It fails with fault.Config where neither is known.
 func FindDir(getenv func(string) string, home func() (string, error)) (string, error) {

@@ -111,6 +111,16 @@ func TestC53_MisspeltVariables(t *testing.T) {
 	}
 }
 
+// What is reported first does not depend on the order of the environment.
+func TestC53_SameMistakeFirst(t *testing.T) {
+	dir := home(t, "")
+	_, one := load(dir, []string{"FLEET_HOTS=x", "FLEET_BROKER_ULR=x"})
+	_, two := load(dir, []string{"FLEET_BROKER_ULR=x", "FLEET_HOTS=x"})
+	if !reflect.DeepEqual(fault.From(one), fault.From(two)) {
+		t.Errorf("%v, then %v", one, two)
+	}
+}
+
 func TestR46_FindDir(t *testing.T) {
 	none := func(string) string { return "" }
 	passwd := func() (string, error) { return "/home/eve", nil }
@@ -148,10 +158,7 @@ func TestR58_PasswdHomeWithoutEnvironment(t *testing.T) {
 	if again, err := passwdHome(); err != nil || again != first {
 		t.Errorf("without HOME: %s, %v", again, err)
 	}
-	real := userID
-	defer func() { userID = real }()
-	userID = func() int { return 1<<30 + 7 }
-	_, err = passwdHome()
+	_, err = homeOf(1<<30 + 7)
 	if m, ok := err.(*misfit); !ok || !strings.Contains(m.hint, "FLEET_DIR") {
 		t.Errorf("a user without an entry: %v", err)
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"os/user"
 	"path/filepath"
 	"regexp"
@@ -310,13 +311,15 @@ var environmentForm = form[map[string]string]{
 	},
 }
 
-// passwdHome is the home directory that the passwd database states. $HOME is
-// not asked: cron and sudo set it to other things, and a command must find the
-// gateway of its own user everywhere (R46, R58).
-func passwdHome() (string, error) {
-	u, err := user.LookupId(strconv.Itoa(userID()))
+// passwdHome is the home directory that the passwd database states for this
+// process's user. $HOME is not asked: cron and sudo set it to other things, and
+// a command must find the gateway of its own user everywhere (R46, R58).
+func passwdHome() (string, error) { return homeOf(os.Getuid()) }
+
+func homeOf(uid int) (string, error) {
+	u, err := user.LookupId(strconv.Itoa(uid))
 	if err != nil || !filepath.IsAbs(u.HomeDir) {
-		return "", &misfit{message: "the passwd database has no home directory for user " + strconv.Itoa(userID()),
+		return "", &misfit{message: "the passwd database has no home directory for user " + strconv.Itoa(uid),
 			hint: "set FLEET_DIR to an absolute path"}
 	}
 	return u.HomeDir, nil

@@ -25,7 +25,7 @@ type Override struct {
 func Load(o Override) (Config, error) {
 	dir := o.Dir
 	if dir == "" {
-		found, err := FindDir(os.Getenv, passwdHome)
+		found, err := DefaultDir()
 		if err != nil {
 			return Config{}, err
 		}

@@ -49,8 +49,7 @@ func (v value) word() (string, error) {
 	return n.Value, nil
 }
 
-// list is the value's elements. sole also takes a single word as a list of one,
-// which is what a FLEET_ variable mostly holds.
+// list is the value's elements.
 func (v value) list() ([]value, error) {
 	n := v.node
 	if n.Kind != yaml.SequenceNode {

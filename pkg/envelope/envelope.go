@@ -19,6 +19,7 @@ package envelope
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"time"
 
@@ -102,6 +103,10 @@ func (t *Time) UnmarshalJSON(b []byte) error {
 	}
 	if err := p.UnmarshalJSON(b); err != nil {
 		return err
+	}
+	// A zone can push the moment out of the years that the form can write.
+	if year := p.UTC().Year(); year < 0 || year > 9999 {
+		return errors.New("a time lies between the years 0 and 9999")
 	}
 	*t = At(p)
 	return nil

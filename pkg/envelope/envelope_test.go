@@ -102,6 +102,7 @@ func TestR20_EveryRefusalHasItsReason(t *testing.T) {
 		{"receipt for nothing", map[string]any{"kind": "INJECTED"}, envelope.ReasonMalformed},
 		{"no time", map[string]any{"ts": nil}, envelope.ReasonMalformed},
 		{"time of words", map[string]any{"ts": "noon"}, envelope.ReasonMalformed},
+		{"expires in the year 10000", map[string]any{"exp": "9999-12-31T23:59:59-23:59"}, envelope.ReasonMalformed},
 		{"time as a number", map[string]any{"ts": 7}, envelope.ReasonMalformed},
 		{"no body", map[string]any{"body": nil}, envelope.ReasonMalformed},
 		{"body is text", map[string]any{"body": "hi"}, envelope.ReasonMalformed},
@@ -246,10 +247,10 @@ func TestR22_TextLimit(t *testing.T) {
 	if !errors.Is(err, fault.Usage) || !strings.Contains(err.Error(), "1001") || !strings.Contains(err.Error(), "1000") {
 		t.Errorf("got %v", err)
 	}
-	big := envelope.Limits{TextBytes: 1 << 20}
+	growing := envelope.Limits{TextBytes: 1 << 15}
 	e := brief()
-	e.Body, _ = envelope.Encode(envelope.Text{Text: strings.Repeat("\x01", 1<<20)})
-	if _, _, err := envelope.Seal(e, signer(t, 0), big); !errors.Is(err, fault.Usage) {
+	e.Body, _ = envelope.Encode(envelope.Text{Text: strings.Repeat("\x01", 1<<15)})
+	if _, _, err := envelope.Seal(e, signer(t, 0), growing); !errors.Is(err, fault.Usage) {
 		t.Errorf("a text that grows sixfold: %v", err)
 	}
 }
@@ -370,6 +371,8 @@ func TestR17_Times(t *testing.T) {
 	for text, ok := range map[string]bool{
 		`"2026-11-30T12:00:00.001Z"`: true, `"2026-11-30T13:00:00.001999+01:00"`: true, `null`: true,
 		`"2026-11-30"`: false, `"2026-11-30T25:00:00Z"`: false, `7`: false, `{}`: false, `"2026-11-30T12:00:00"`: false,
+		// In UTC these are years that the wire's form can't write.
+		`"9999-12-31T23:59:59-23:59"`: false, `"0000-01-01T00:00:00+23:59"`: false,
 	} {
 		var got envelope.Time
 		if err := json.Unmarshal([]byte(text), &got); (err == nil) != ok {

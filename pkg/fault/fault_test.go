@@ -113,11 +113,11 @@ func TestFrom(t *testing.T) {
 
 // With... return copies: a shared fault does not change under its other users.
 func TestWithCopies(t *testing.T) {
-	base := fault.New(fault.Full, "x").WithAlso("a")
-	one, two := base.WithAlso("b"), base.WithAlso("c")
+	base := fault.New(fault.Full, "x").WithAlso("a").WithAlso("b").WithAlso("c") // grown, so that there is room behind
+	one, two := base.WithAlso("d"), base.WithAlso("e")
 	base.WithHint("h")
 	base.WithID("i")
-	if base.Hint != "" || base.ID != "" || !reflect.DeepEqual(base.Also, []string{"a"}) || one.Also[1] != "b" || two.Also[1] != "c" {
+	if base.Hint != "" || base.ID != "" || !reflect.DeepEqual(base.Also, []string{"a", "b", "c"}) || one.Also[3] != "d" || two.Also[3] != "e" {
 		t.Errorf("base %+v, one %+v, two %+v", base, one, two)
 	}
 }

@@ -137,7 +137,7 @@ func longest(text string) int {
 // spool writes body to the id's file in dir and returns the path. It replaces a
 // file of an earlier attempt, which has the same content.
 func spool(dir string, id envelope.ID, body string) (string, error) {
-	if !filepath.IsAbs(dir) || dir != Clean(dir) {
+	if !filepath.IsAbs(dir) || dir != Normalise(dir) || strings.ContainsAny(dir, "\n\t") {
 		return "", fault.New(fault.Config, "%q can't hold the texts of agents", dir).
 			WithHint("it must be an absolute path that is one line of plain text")
 	}

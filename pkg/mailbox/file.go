@@ -8,9 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strconv"
-	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -42,8 +40,8 @@ var (
 )
 
 // prepare makes the file where it is missing, and finds out whether it can be
-// used. What it maps and reads it lets go of again: pages that a walk has
-// touched would otherwise count as the gateway's memory.
+// used. What it maps it lets go of again: pages that bbolt has touched in its
+// walk would otherwise count as the gateway's memory.
 func prepare(path string, log *slog.Logger) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,14 +61,20 @@ func prepare(path string, log *slog.Logger) error {
 			return fmt.Errorf("open mailbox file: %w", err)
 		}
 	}
-	if info.Size() == 0 {
-		return damaged(path, "it is empty") // bbolt would begin a new one in place
+	if info.Size() < 2*int64(os.Getpagesize()) {
+		return damaged(path, "it is too short") // bbolt would begin a new one in place
 	}
-	db, _, err := bolt(path, bbolt.Options{ReadOnly: true})
+	db, file, err := bolt(path, bbolt.Options{ReadOnly: true})
 	if err != nil {
 		return err
 	}
-	err = inspect(db, path, info.Size())
+	if info, err = file.Stat(); err == nil { // it may have grown before it was ours
+		if err = check(file, info.Size()); err != nil {
+			err = damaged(path, err.Error())
+		} else {
+			err = inspect(db, path)
+		}
+	}
 	if closeErr := db.Close(); err == nil {
 		err = closeErr
 	}
@@ -95,8 +99,7 @@ func open(path string) (*bbolt.DB, *os.File, error) {
 	return bolt(path, bbolt.Options{NoFreelistSync: true})
 }
 
-// bolt opens the file with bbolt, and turns what bbolt says, and its panics,
-// into faults.
+// bolt opens the file with bbolt, and turns what bbolt says into faults.
 func bolt(path string, o bbolt.Options) (db *bbolt.DB, file *os.File, err error) {
 	o.Timeout = lockWait
 	o.FreelistType = bbolt.FreelistMapType
@@ -106,13 +109,6 @@ func bolt(path string, o bbolt.Options) (db *bbolt.DB, file *os.File, err error)
 		file = f
 		return f, err
 	}
-	defer guard(path, &err, func() {
-		if file != nil {
-			// The map stays until the process ends, and would keep the lock.
-			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
-			file.Close()
-		}
-	})()
 	db, err = bbolt.Open(path, 0o600, &o)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
@@ -126,51 +122,27 @@ func bolt(path string, o bbolt.Options) (db *bbolt.DB, file *os.File, err error)
 	return db, file, nil
 }
 
-// guard returns a function to defer: it turns a panic over a damaged file, also
-// that of reading a page beyond the file's end, into a fault. Only Open uses it;
-// later a panic is a bug and ends the process.
-func guard(path string, err *error, undo func()) func() {
-	old := debug.SetPanicOnFault(true)
-	return func() {
-		debug.SetPanicOnFault(old)
-		if p := recover(); p != nil {
-			undo()
-			*err = damaged(path, fmt.Sprint(p))
+// inspect checks the version and that nothing is missing.
+func inspect(db *bbolt.DB, path string) error {
+	return db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(inFleet)
+		if b == nil {
+			return damaged(path, "it has no version")
 		}
-	}
-}
-
-// inspect walks every page that db's newest transaction reaches, and checks the
-// version.
-func inspect(db *bbolt.DB, path string, size int64) (err error) {
-	defer guard(path, &err, func() {})()
-	tx, err := db.Begin(false)
-	if err != nil {
-		return fmt.Errorf("open mailbox file: %w", err)
-	}
-	defer tx.Rollback()
-	if tx.Size() > size {
-		return damaged(path, fmt.Sprintf("it has %d bytes of %d", size, tx.Size()))
-	}
-	b := tx.Bucket(inFleet)
-	if b == nil {
-		return damaged(path, "it has no version")
-	}
-	version, err := strconv.ParseUint(string(b.Get(versionKey)), 10, 31)
-	if err != nil || version == 0 {
-		return damaged(path, "it has no version")
-	}
-	if version > format {
-		return fault.New(fault.Config, "the mailbox file %s has format %d, this fleet reads %d", path, version, format).
-			WithHint("use the fleet that wrote it, or a newer one")
-	}
-	for _, name := range fixed {
-		if tx.Bucket(name) == nil {
-			return damaged(path, "it has no "+string(name))
+		version, err := strconv.ParseUint(string(b.Get(versionKey)), 10, 31)
+		if err != nil || version == 0 {
+			return damaged(path, "it has no version")
 		}
-	}
-	return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
-		return b.ForEach(func(_, _ []byte) error { return nil })
+		if version > format {
+			return fault.New(fault.Config, "the mailbox file %s has format %d, this fleet reads %d", path, version, format).
+				WithHint("use the fleet that wrote it, or a newer one")
+		}
+		for _, name := range fixed {
+			if tx.Bucket(name) == nil {
+				return damaged(path, "it has no "+string(name))
+			}
+		}
+		return nil
 	})
 }
 

@@ -2,6 +2,8 @@ package mailbox_test
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -132,6 +134,12 @@ func TestR16_DamagedFile(t *testing.T) {
 			noFreelist[at+8] = 0xff
 		}
 	}
+	inline := slices.Clone(good)
+	for at := range inline {
+		if bytes.HasPrefix(inline[at:], []byte("version1")) { // the row after its element, in a bucket inside a page
+			binary.NativeEndian.PutUint32(inline[at-8:], 1<<30)
+		}
+	}
 	version := func(v string) func(*bbolt.Tx) error {
 		return func(tx *bbolt.Tx) error { return tx.Bucket([]byte("fleet")).Put([]byte("version"), []byte(v)) }
 	}
@@ -144,6 +152,7 @@ func TestR16_DamagedFile(t *testing.T) {
 		"no pages":       good[:2*page],
 		"pages":          overwrite(2*page, len(good)),
 		"free pages":     noFreelist,
+		"inline bucket":  inline,
 		"no version":     edit("a", func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("fleet")) }),
 		"odd version":    edit("b", version("one")),
 		"newer version":  edit("c", version("2")),

@@ -110,11 +110,7 @@ func cuts(t *testing.T, events []event, n int, seed uint64, writing bool) (check
 		}
 		chosen[i] = true
 	}
-	dir, err := os.MkdirTemp("/dev/shm", "fleet-powercut-")
-	if err != nil {
-		dir = t.TempDir()
-	}
-	defer os.RemoveAll(dir)
+	dir := scratch(t)
 	var d disk
 	var done [workers]int
 	opened := false
@@ -139,6 +135,18 @@ func cuts(t *testing.T, events []event, n int, seed uint64, writing bool) (check
 		}
 	}
 	return checked, nil
+}
+
+// scratch is a directory in memory where there is one: what these tests write
+// needs no disk.
+func scratch(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fleet-mailbox-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 func afterCut(path string, d *disk, random *rand.Rand, opened bool, done [workers]int, writing bool) error {
@@ -176,7 +184,8 @@ func afterCut(path string, d *disk, random *rand.Rand, opened bool, done [worker
 	return check(s, done)
 }
 
-// seedOf is the test's seed: FLEET_TEST_SEED, or the time.
+// seedOf is the test's seed: FLEET_TEST_SEED, or the time. It chooses the cuts
+// and what they leave; the log is another in each run.
 func seedOf(t *testing.T) uint64 {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -190,6 +199,7 @@ func seedOf(t *testing.T) uint64 {
 	return seed
 }
 
+// cutCount keeps a test in the order of seconds.
 const cutCount = 250
 
 func TestR12_PowerCut(t *testing.T) {
@@ -253,10 +263,10 @@ func TestR10_FailedFsync(t *testing.T) {
 					failed++
 				}
 			}
-			if failed < 5 {
-				t.Fatalf("only %d fsyncs have failed", failed)
+			if failed == 0 {
+				t.Fatal("no fsync has failed")
 			}
-			checked, wrong := cuts(t, events, cutCount, seed, true)
+			checked, wrong := cuts(t, events, cutCount/2, seed, true)
 			if wrong != nil {
 				t.Fatal(wrong)
 			}

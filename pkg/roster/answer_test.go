@@ -51,6 +51,7 @@ func names(r *Roster, now time.Time) []string {
 
 func TestR29_AnswerInParts(t *testing.T) {
 	r := lone(t)
+	r.opt.MaxAgents = 3 // so that a part that counts twice crowds another out
 	beat := presence{Is: isBeat, Inc: 1, Seq: 1, RV: 4, Hash: zeroHash, EveryMS: 5000}
 	id, now := asked(t, r, "peer", beat, epoch)
 	part := func(i, parts int, rv uint64) []byte {
@@ -197,6 +198,31 @@ func TestR29_ActivityIsCoalescedInALargeFleet(t *testing.T) {
 		if next := r.Next(); next.Sub(now) > time.Second {
 			t.Errorf("%d hosts: a new agent waits %s", hosts, next.Sub(now))
 		}
+	}
+}
+
+// What one deed changes in several rows, one after the other, is one delta.
+func TestR29_ChangesAreGathered(t *testing.T) {
+	r := big(1, 1)
+	r.Tick(epoch)
+	now := epoch.Add(5 * time.Second)
+	deltas := 0
+	for i := range 20 {
+		now = now.Add(10 * time.Millisecond)
+		if i < 5 {
+			if err := r.SetLocal(now, worker("here", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dos, _ := r.Tick(now)
+		for _, do := range dos {
+			if kindOf(do) == isChange {
+				deltas++
+			}
+		}
+	}
+	if deltas != 1 {
+		t.Errorf("five changes within 50 ms made %d deltas", deltas)
 	}
 }
 

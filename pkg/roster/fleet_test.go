@@ -223,12 +223,20 @@ func TestR29_OwnLinkIsBlamed(t *testing.T) {
 	for _, told := range []bool{false, true} {
 		t.Run(fmt.Sprint("told_", told), func(t *testing.T) {
 			s := newSim(t, 6)
+			s.keep = true
 			start(s, 9, 2)
 			s.run(10*time.Second, nil)
 			n := s.nodes[0]
 			s.cut(n, told)
 			if told && n.count(Unknown, s.now) != 8 {
 				t.Error("R14: remote hosts do not read unknown while the link is down")
+			}
+			s.run(20*time.Minute, nil)
+			for _, p := range s.record {
+				// A recording of our own heartbeat proves nothing about the link.
+				if p.from == n && p.at.Before(epoch.Add(10*time.Second)) {
+					_, _ = hear(n.Roster, s.now, n.host, p.do)
+				}
 			}
 			s.run(30*time.Minute, nil)
 			if got := n.happened(HostUnknown) + n.happened(HostRemoved); got != 0 {
@@ -252,6 +260,42 @@ func TestR29_OwnLinkIsBlamed(t *testing.T) {
 				t.Errorf("%d hosts given up after the link came back", got)
 			}
 		})
+	}
+}
+
+// After a cut that was noticed, each host has one interval of its own to be
+// heard, also when most have been.
+func TestR29_OneIntervalAfterLinkUp(t *testing.T) {
+	r := big(8, 1)
+	r.Tick(epoch)
+	r.LinkDown(epoch.Add(time.Second))
+	up := epoch.Add(10 * time.Minute)
+	r.LinkUp(up)
+	for i := range 6 {
+		rec := r.records[hostName(i)]
+		beat := presence{Is: isBeat, Seq: 1, Hash: zeroHash, EveryMS: 10_000}
+		if _, err := r.HearPresence(up, rec.host, encode(beat)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unknown := func() int {
+		n := 0
+		for _, e := range r.Events() {
+			if e.Kind == HostUnknown {
+				n++
+			}
+		}
+		return n
+	}
+	for at := up; at.Before(up.Add(10 * time.Second)); at = at.Add(time.Second) {
+		r.Tick(at)
+		if n := unknown(); n > 0 {
+			t.Fatalf("%d hosts given up %s after the link came back", n, at.Sub(up))
+		}
+	}
+	r.Tick(up.Add(10 * time.Second))
+	if n := unknown(); n != 2 {
+		t.Errorf("%d hosts given up after an interval, want the 2 that are silent", n)
 	}
 }
 

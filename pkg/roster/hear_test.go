@@ -505,7 +505,7 @@ func TestR61_Bounds(t *testing.T) {
 				if do.Kind != envelope.Query || do.To != host {
 					continue
 				}
-				st := state{About: About, Inc: 1, Seq: 1, Hash: strings.Repeat("0", 16), EveryMS: 1 << 60, Parts: 1}
+				st := state{About: About, Inc: 1, Seq: 1, Hash: strings.Repeat("0", 16), EveryMS: 48 * 3600 * 1000, Parts: 1}
 				for j := range 30 {
 					st.Rows = append(st.Rows, rowOf(worker(host, j)))
 				}

@@ -77,7 +77,7 @@ func (h *handle) judge(ctx context.Context, err error) (s *state, gone *fault.Fa
 // dying waits a moment where the connection broke or was refused, because a
 // process that is killed loses its sockets a little before its life.
 func (h *handle) dying(ctx context.Context, s *state, err error) bool {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if f := (*fault.Fault)(nil); errors.As(err, &f) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
@@ -141,13 +141,7 @@ func (h *handle) Write(ctx context.Context, w pane.Write) (pane.Written, error) 
 	}
 	a, err := call(ctx, h.files, r)
 	if err == nil {
-		if a.Fault != nil {
-			return a.Written, a.Fault
-		}
-		if a.Written == "" {
-			return pane.Partial, silent(a)
-		}
-		return a.Written, nil
+		return told(a)
 	}
 	_, gone, judged := h.judge(ctx, err)
 	var f *failure
@@ -166,6 +160,19 @@ func (h *handle) Write(ctx context.Context, w pane.Write) (pane.Written, error) 
 		return written, judged
 	}
 	return written, gone
+}
+
+// told is a holder's answer to a write.
+func told(a answer) (pane.Written, error) {
+	switch {
+	case a.Fault != nil && a.Written == "":
+		return pane.Absent, a.Fault // refused before it was looked at
+	case a.Fault != nil:
+		return a.Written, a.Fault
+	case a.Written == "":
+		return pane.Partial, silent(a)
+	}
+	return a.Written, nil
 }
 
 // Lookup says what became of an earlier Write. A pane remembers its last 4,096

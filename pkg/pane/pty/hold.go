@@ -31,6 +31,16 @@ const ReadyFD = 3
 // request was answered. The state file tells of the end after that.
 const linger = 24 * time.Hour
 
+// restAfter is how long after the last client a holder gives memory back. A
+// host has one holder for each agent, and most of them wait most of the time.
+const restAfter = 5 * time.Second
+
+// shrink gives back what only the last work needed.
+func shrink() {
+	debug.FreeOSMemory()
+	unmapIdle()
+}
+
 // spawn is what a holder reads on its standard input.
 type spawn struct {
 	Protocol string            `json:"protocol"`
@@ -66,6 +76,7 @@ type holder struct {
 	ended sync.Once     // guards end
 	conns sync.WaitGroup
 	asked atomic.Int64 // when the last request came, in Unix seconds
+	rest  *time.Timer  // calls shrink some time after the last client has left
 
 	mu    sync.Mutex // guards state, in memory and in its file
 	state state
@@ -95,7 +106,7 @@ func Hold(ctx context.Context, in io.Reader, ready io.WriteCloser) error {
 	}
 	// A report that nobody reads is a gateway that died meanwhile: its successor
 	// finds the pane in the directory.
-	debug.FreeOSMemory()
+	shrink()
 	return h.run(ctx, signals)
 }
 
@@ -158,7 +169,7 @@ func begin(in io.Reader) (*holder, error) {
 	}
 	h := &holder{
 		files: files{dir: s.StateDir, gid: s.GID}, output: newOutput(),
-		slot: make(chan struct{}, 1), gone: make(chan struct{}), end: make(chan struct{}),
+		rest: time.AfterFunc(restAfter, shrink), slot: make(chan struct{}, 1), gone: make(chan struct{}), end: make(chan struct{}),
 		state: state{Protocol: protocolVersion, GID: s.GID, Name: s.Name, Argv: s.Argv, Dir: s.Dir,
 			Cols: s.Cols, Rows: s.Rows, Socket: socketName(s.StateDir, s.GID), Boot: bootID(),
 			Holder: self, Started: time.Now(), Tags: s.Tags},

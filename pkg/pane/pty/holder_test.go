@@ -146,6 +146,7 @@ func TestR16_HolderKilled(t *testing.T) {
 }
 
 func TestR16_OrphanOutlivesHolder(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	said := newFIFO(t, "said")
 	p := program(t, b, "stubborn", said.path)
@@ -173,6 +174,7 @@ func TestR16_OrphanOutlivesHolder(t *testing.T) {
 }
 
 func TestR16_HolderStopped(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	words := newFIFO(t, "words")
 	p := composer(t, b, words)
@@ -206,6 +208,7 @@ func TestR16_HolderStopped(t *testing.T) {
 }
 
 func TestR35_CloseOfAStoppedHolder(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	p := spawnT(t, b, "cat")
 	info, holder := infoT(t, p), holderOf(t, p)
@@ -222,6 +225,7 @@ func TestR35_CloseOfAStoppedHolder(t *testing.T) {
 }
 
 func TestR34_CloseEndsEverything(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	said := newFIFO(t, "said")
 	p := program(t, b, "stubborn", said.path)

@@ -19,6 +19,7 @@ import (
 )
 
 func TestR35_SpawnSetsUpTheProgram(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	dir := t.TempDir()
 	gid := identity.NewGID()

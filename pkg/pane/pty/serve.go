@@ -42,7 +42,7 @@ func (h *holder) serve() {
 		}
 		h.conns.Add(1)
 		go func() { // ends when the client leaves or says nothing for idleBound
-			defer func() { conn.Close(); <-room; h.conns.Done() }()
+			defer func() { conn.Close(); <-room; h.rest.Reset(restAfter); h.conns.Done() }()
 			h.converse(conn)
 		}()
 	}

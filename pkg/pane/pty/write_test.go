@@ -190,6 +190,7 @@ func TestR36_WritersDoNotInterleave(t *testing.T) {
 }
 
 func TestR36_ProgramThatDoesNotRead(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := newBackend(t)
 	words, gate := newFIFO(t, "words"), newFIFO(t, "gate")
 	p := program(t, b, "deaf", words.path, gate.path)
