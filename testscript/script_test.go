@@ -51,6 +51,7 @@ func TestMain(m *testing.M) {
 		"fleet":  func() { os.Exit(cli.Main()) },
 		"agent":  func() { os.Exit(agentMain()) },
 		"expect": func() { os.Exit(expectMain()) },
+		"prompt": func() { os.Exit(promptMain()) },
 	})
 }
 

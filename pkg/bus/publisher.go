@@ -215,7 +215,7 @@ func (p *publisher) serve(ctx context.Context, l *link) error {
 			}
 		case <-clock.C:
 			p.expire()
-			if false && p.overdue() {
+			if !blocked && p.overdue() {
 				return fmt.Errorf("no confirm within %v", p.cfg.Bounds.Confirm)
 			}
 		case e := <-s.closed:

@@ -7,6 +7,7 @@ import (
 	"fleet/pkg/envelope"
 	"fleet/pkg/identity"
 	"fleet/pkg/mailbox"
+	"fleet/pkg/trace"
 )
 
 // verify opens what the broker handed over. Of a message that is refused, only
@@ -108,6 +109,9 @@ func (g *Gateway) receiveLive(d bus.Delivery) {
 			g.refuse(s, envelope.Refuse(envelope.ReasonMalformed, "its body is not a receipt"), e, d.Queue, d.Ack)
 			return
 		}
+		line := trace.Of(trace.Received, e)
+		line.Reason, line.Evidence = r.Reason, r.Evidence
+		g.audit.Write(line)
 		g.sends.receipt(identity.GID(e.To), e.Re, e.Kind, r)
 	}
 	d.Ack()

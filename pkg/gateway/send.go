@@ -301,12 +301,14 @@ func (s *sending) agentEnded() {
 
 // published goes on with the broker's verdict.
 func (s *sending) published(o bus.Outcome, detail error) {
+	if o == bus.Accepted {
+		s.g.audit.Write(trace.Of(trace.Published, s.env))
+	}
 	if s.isProven() || s.finished() {
 		return // a receipt was faster
 	}
 	switch o {
 	case bus.Accepted:
-		s.g.audit.Write(trace.Of(trace.Published, s.env))
 		s.emit(api.Event{Step: api.StepPublished})
 		s.offline()
 	case bus.Unroutable:

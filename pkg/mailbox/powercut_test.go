@@ -200,7 +200,7 @@ func seedOf(t *testing.T) uint64 {
 }
 
 // cutCount keeps a test in the order of seconds.
-const cutCount = 250
+const cutCount = 150
 
 func TestR12_PowerCut(t *testing.T) {
 	seed := seedOf(t)

@@ -93,6 +93,23 @@ func TestR29_AnswerInParts(t *testing.T) {
 	}
 }
 
+// Who asks is there, and is asked at once: newcomers need not wait for each
+// other's next heartbeat.
+func TestR29_WhoAsksIsAsked(t *testing.T) {
+	r := lone(t)
+	now := epoch.Add(time.Second)
+	if _, err := r.HearQuery(now, "peer", envelope.NewID(), encode(query{About: About})); err != nil {
+		t.Fatal(err)
+	}
+	dos, _ := r.Tick(now)
+	for _, do := range dos {
+		if do.Kind == envelope.Query && do.To == "peer" {
+			return
+		}
+	}
+	t.Errorf("a newcomer's question is not met by one: %v", dos)
+}
+
 // A delta and an answer travel through different queues.
 func TestR29_DeltaOvertakesAnswer(t *testing.T) {
 	r := lone(t)
@@ -207,7 +224,7 @@ func TestR29_ChangesAreGathered(t *testing.T) {
 	r.Tick(epoch)
 	now := epoch.Add(5 * time.Second)
 	deltas := 0
-	for i := range 20 {
+	for i := range 150 {
 		now = now.Add(10 * time.Millisecond)
 		if i < 5 {
 			if err := r.SetLocal(now, worker("here", i)); err != nil {

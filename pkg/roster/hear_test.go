@@ -256,6 +256,7 @@ func TestR29_Unroutable(t *testing.T) {
 	s.run(6*time.Second, nil)
 	beat := presence{Is: isBeat, Inc: 1, Seq: 1, Hash: strings.Repeat("0", 16), EveryMS: 5000}
 	queries := 0
+	var last time.Time
 	for i := range 600 {
 		s.now = s.now.Add(100 * time.Millisecond)
 		beat.Seq++
@@ -268,6 +269,10 @@ func TestR29_Unroutable(t *testing.T) {
 		for _, do := range dos {
 			if do.Kind == envelope.Query {
 				queries++
+				if gap := s.now.Sub(last); gap < time.Second {
+					t.Errorf("asked again after %s", gap)
+				}
+				last = s.now
 				a.HearUnroutable(s.now, "ghost", do.ID)
 			}
 		}

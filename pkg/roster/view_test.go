@@ -340,6 +340,7 @@ func TestR29_Changes(t *testing.T) {
 	check("an unknown host")
 	s.run(12*time.Minute, nil)
 	check("a removed host")
+	a.RemoveLocal(s.now, gidOf(a.host, 1))
 	for i := range 3 * mostGone {
 		if err := a.SetLocal(s.now, worker(a.host, 100+i)); err != nil {
 			t.Fatal(err)

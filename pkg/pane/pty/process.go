@@ -54,6 +54,8 @@ var endSteps = []struct {
 	grace  time.Duration
 }{
 	{unix.SIGHUP, 2 * time.Second},
+	{unix.SIGTERM, 2 * time.Second},
+	{unix.SIGKILL, 5 * time.Second},
 }
 
 // endSession ends everything in leader's session: hang-up, terminate, kill. It
