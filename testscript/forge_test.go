@@ -107,4 +107,3 @@ func encodeForged(fields map[string]any, size int) ([]byte, error) {
 	fields["body"] = map[string]any{"text": text + strings.Repeat("x", size-len(b))}
 	return json.Marshal(fields)
 }
-

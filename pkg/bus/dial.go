@@ -231,7 +231,6 @@ func (s *socket) Read(p []byte) (int, error) {
 	if err := s.SetReadDeadline(s.bound(s.read)); err != nil {
 		return 0, err
 	}
-	_ = s.SetReadDeadline(time.Time{})
 	return s.Conn.Read(p)
 }
 

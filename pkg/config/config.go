@@ -105,6 +105,9 @@ type Roster struct {
 type Bounds struct {
 	Receipt time.Duration // a sender waits for INJECTED before it says unknown (R10a)
 	Confirm time.Duration // a publish waits for the broker's confirm
+	// Reconnect is the longest pause between two tries to reach the broker. Many
+	// gateways at a short one would delay a broker that is just starting.
+	Reconnect time.Duration
 }
 
 // defaults is the configuration of a host whose file is empty.
@@ -121,7 +124,7 @@ func defaults() Config {
 		Mailbox: MailboxLimits{Messages: 10_000, Bytes: 256 << 20},
 		Limits:  envelope.DefaultLimits,
 		Roster:  Roster{Heartbeat: 5 * time.Second, Forget: 10 * time.Minute},
-		Bounds:  Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second},
+		Bounds:  Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second, Reconnect: 30 * time.Second},
 	}
 }
 

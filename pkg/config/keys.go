@@ -160,6 +160,8 @@ var keys = withDefaults([]Key{
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Receipt }),
 	key("bounds.confirm", durations(time.Millisecond, time.Hour), "how long a publish waits for the broker's confirm",
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Confirm }),
+	key("bounds.reconnect", durations(10*time.Millisecond, time.Hour), "the longest pause between two tries to reach the broker",
+		func(d *draft, _ string) *time.Duration { return &d.Bounds.Reconnect }),
 })
 
 // secret marks a row whose value is never shown.

@@ -43,6 +43,7 @@ type agent struct {
 	turns    turn.Set
 	proving  map[envelope.ID]context.CancelFunc // briefs whose injection is not certain yet
 	farewell failure                            // how what still arrives is ended, while closing
+	claiming bool                               // an arrival is being written that is claimed at once
 	finish   func()                             // runs once nothing is on its way to the disk, while closing
 	leases   map[envelope.ID]*lease
 	parked   map[identity.GID][]arrival // by senders that the roster does not know yet
@@ -140,11 +141,21 @@ func (a *agent) put(r arrival) {
 	}
 	a.writes++
 	var s kept
+	claim := r.env.Kind == envelope.Send && a.mayClaim()
+	a.claiming = a.claiming || claim
 	a.g.store.Go(func(tx *mailbox.Tx) (err error) {
-		s, err = a.g.keep(tx, a.gid, a.role, r)
+		s, err = a.g.keep(tx, a.gid, a.role, r, claim)
 		return err
 	}, func(err error) {
-		a.post(func() { a.stored(r, s, err) })
+		a.post(func() {
+			if claim {
+				a.claiming = false
+			}
+			a.stored(r, s, err)
+			if claim {
+				a.advance() // what came meanwhile, where this one was not new
+			}
+		})
 	})
 }
 
@@ -152,14 +163,15 @@ func (a *agent) put(r arrival) {
 type kept struct {
 	seen   mailbox.Seen
 	seq    uint64     // of a new message
-	opened *turn.Turn // of a new message that is held for its puller
+	opened *turn.Turn // of a new message that is held for its puller, or claimed for its worker
 	stats  mailbox.Stats
 }
 
 // keep writes a message into gid's mailbox, with everything that follows from it
 // in the same transaction: a puller's turn opens when its message is held, and a
-// terminal outcome is noted with the send that it ends.
-func (g *Gateway) keep(tx *mailbox.Tx, gid identity.GID, role api.Role, r arrival) (k kept, err error) {
+// terminal outcome is noted with the send that it ends. With claim, a worker that
+// is free claims its brief at once, which saves it a second write.
+func (g *Gateway) keep(tx *mailbox.Tx, gid identity.GID, role api.Role, r arrival, claim bool) (k kept, err error) {
 	e := r.env
 	k.seen, err = tx.Put(gid, row(r, g.now()))
 	if err != nil || !k.seen.New {
@@ -174,6 +186,10 @@ func (g *Gateway) keep(tx *mailbox.Tx, gid identity.GID, role api.Role, r arriva
 		t.Proof, t.Evidence = turn.Confirmed, string(envelope.Held)
 		k.opened = &t
 		err = mailbox.Set(tx, turnsTable, t.Key(), t)
+	case claim:
+		t := turn.Open(gid, k.seq, e, g.now())
+		k.opened = &t
+		err = g.claim(tx, t)
 	}
 	if err == nil {
 		k.stats, err = tx.Stats(gid)
@@ -224,13 +240,17 @@ func (a *agent) stored(r arrival, k kept, err error) {
 
 // took goes on with a message that is new and safe.
 func (a *agent) took(e envelope.Envelope, k kept) {
-	if k.opened != nil {
+	if k.opened != nil && a.role.Pulls() {
 		a.turns.Put(*k.opened)
 	}
 	a.counted(k.stats)
 	switch {
 	case e.Kind.Terminal():
 		a.offer(e, k.seq)
+	case k.opened != nil && !a.role.Pulls():
+		ctx, cancel := context.WithCancel(a.ctx)
+		a.proving[e.ID] = cancel
+		a.startProving(ctx, *k.opened, e)
 	case a.role.Pulls():
 		a.g.audit.Write(trace.Of(trace.Held, e))
 		a.setStatus(e, status{State: held})

@@ -239,8 +239,9 @@ func (g *Gateway) newBus() (*bus.Bus, error) {
 	}
 	return bus.New(bus.Config{
 		URL: g.cfg.Broker.URL.Reveal(), TLS: tls, Layout: g.layout, Heartbeat: g.cfg.Broker.Heartbeat,
-		Name:   fmt.Sprintf("fleet %s %d", g.cfg.Host, g.incarnation),
-		Bounds: bus.Bounds{Confirm: g.cfg.Bounds.Confirm, Write: min(g.cfg.Bounds.Confirm, 10*time.Second)}, Log: g.log,
+		Name: fmt.Sprintf("fleet %s %d", g.cfg.Host, g.incarnation),
+		Bounds: bus.Bounds{Confirm: g.cfg.Bounds.Confirm, Write: min(g.cfg.Bounds.Confirm, 10*time.Second),
+			BackoffMost: g.cfg.Bounds.Reconnect}, Log: g.log,
 	}), nil
 }
 

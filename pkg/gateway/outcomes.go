@@ -74,7 +74,7 @@ func (n *ending) write(g *Gateway, tx *mailbox.Tx) error {
 	}
 	if t.FromHost == g.cfg.Host {
 		if target := g.agents.get(t.From); target != nil {
-			k, err := g.keep(tx, target.gid, target.role, arrival{env: n.env, sealed: n.sealed})
+			k, err := g.keep(tx, target.gid, target.role, arrival{env: n.env, sealed: n.sealed}, false)
 			if err == nil {
 				n.target, n.kept = target, k
 				return nil

@@ -36,13 +36,17 @@ type sending struct {
 	queue  *queue[func()]
 	gone   chan struct{} // closed when run has ended
 
-	mu       sync.Mutex // guards events, watchers, waiters, proven and over
+	mu       sync.Mutex // guards all but changed
 	events   []api.Event
 	watchers int
 	waiters  int  // of the watchers, those that wait for the terminal outcome
 	proven   bool // the recipient's side has the message
 	over     bool // the last event is there
+	ending   bool // run is over: nobody may join any more
 	changed  signal
+	// unrecorded holds events back until the send is on disk.
+	unrecorded bool
+	early      []api.Event
 
 	// ---- owned by run
 	tries int       // how often it was handed over
@@ -72,6 +76,9 @@ func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRe
 	if err != nil {
 		return nil, err
 	}
+	if r.ID == "" {
+		return g.sends.startNew(s)
+	}
 	return g.sends.start(ctx, s)
 }
 
@@ -81,7 +88,11 @@ func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendReque
 	if err != nil {
 		return nil, err
 	}
-	e := envelope.Envelope{Kind: envelope.Send, ID: sendID(from.GID, r.ID), Trace: envelope.NewTrace(), From: from.GID,
+	id := sendID(from.GID, r.ID)
+	if id == "" {
+		id = g.mintID(from.GID, to.GID, to.Host)
+	}
+	e := envelope.Envelope{Kind: envelope.Send, ID: id, Trace: envelope.NewTrace(), From: from.GID,
 		FromHost: g.cfg.Host, To: string(to.GID), TS: envelope.At(g.now()), Body: body}
 	if r.ExpiresSeconds > 0 {
 		e.Exp = envelope.At(g.now().Add(time.Duration(r.ExpiresSeconds * float64(time.Second))))
@@ -93,15 +104,39 @@ func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendReque
 }
 
 // sendID is the id of a message whose sender asked for word: a UUID as it is,
-// any other word as what derives from sender and word.
+// any other word as what derives from sender and word; empty without a word.
 func sendID(from identity.GID, word string) envelope.ID {
 	if word == "" {
-		return envelope.NewID()
+		return ""
 	}
 	if id, ok := envelope.ParseID(word); ok {
 		return id
 	}
 	return envelope.DeriveID(string(from), "send "+word)
+}
+
+// startNew begins a send whose id has just been minted, so that it can't have
+// been sent before. It is recorded while it is on its way; nobody sees a result
+// before the record is on disk.
+func (x *sends) startNew(s *sending) (*sending, error) {
+	var err error
+	if s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits); err != nil {
+		return nil, err
+	}
+	s.watchers, s.unrecorded = 1, true
+	key := sendKey(s.row.From, s.row.ID)
+	x.mu.Lock()
+	x.active[key] = s
+	x.mu.Unlock()
+	row := s.row
+	x.g.store.Go(func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, key, row) }, func(err error) {
+		if err == nil {
+			x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+		}
+		s.recorded(err)
+	})
+	go s.run(x.g.ctx)
+	return s, nil
 }
 
 // start records the send and begins it, or joins the one that has its id.
@@ -116,6 +151,7 @@ func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
 		} else if !other.join() {
 			// It is ending this very moment.
 			x.mu.Unlock()
+			<-other.gone
 			continue
 		}
 		x.mu.Unlock()
@@ -206,7 +242,7 @@ func (s *sending) run(ctx context.Context) {
 	if s.resume() {
 		s.deliver(ctx)
 	}
-	for ctx.Err() == nil && !s.finished() {
+	for ctx.Err() == nil && !s.finish() {
 		wait, cancel := context.WithTimeout(ctx, s.nextLook())
 		for _, f := range s.queue.take(wait) {
 			f()

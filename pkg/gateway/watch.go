@@ -86,10 +86,8 @@ func (s *sending) stay(wait bool) {
 func (s *sending) join() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-s.gone:
+	if s.ending {
 		return false
-	default:
 	}
 	s.watchers++
 	return true
@@ -136,13 +134,57 @@ func (s *sending) finished() bool {
 	return s.over || s.watchers == 0 && s.row.First != nil
 }
 
-// emit adds an event for all watchers.
-func (s *sending) emit(e api.Event) {
+// finish is finished, after which nobody joins.
+func (s *sending) finish() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = s.ending || s.over || s.watchers == 0 && s.row.First != nil && !s.unrecorded
+	return s.ending
+}
+
+// recorded lets the events go that waited for the record.
+func (s *sending) recorded(err error) {
+	if err != nil {
+		f := fault.From(err).WithID(string(s.row.ID))
+		s.queue.put(func() {
+			s.mu.Lock()
+			s.unrecorded, s.early = false, nil
+			s.mu.Unlock()
+			s.emit(api.Event{Step: api.StepFailed, Fault: f, Last: true})
+		})
+		return
+	}
+	s.mu.Lock()
+	early := s.early
+	s.unrecorded, s.early = false, nil
+	accepted := s.stamp(api.Event{Step: api.StepAccepted})
+	s.events = append(append(s.events, accepted), early...)
+	for _, e := range early {
+		s.over = s.over || e.Last
+	}
+	s.mu.Unlock()
+	s.changed.fire()
+	s.queue.put(func() {}) // so that run looks whether it is over
+}
+
+// stamp fills in what all events of a send have.
+func (s *sending) stamp(e api.Event) api.Event {
 	e.ID, e.Trace, e.To, e.ToName, e.ToHost = s.row.ID, s.row.Trace, s.row.To, s.row.ToName, s.row.ToHost
 	if e.At.IsZero() {
 		e.At = s.g.now().UTC()
 	}
+	return e
+}
+
+// emit adds an event for all watchers.
+func (s *sending) emit(e api.Event) {
+	e = s.stamp(e)
 	s.mu.Lock()
+	if s.unrecorded {
+		s.early = append(s.early, e)
+		s.mu.Unlock()
+		return
+	}
 	s.over = s.over || e.Last
 	s.events = append(s.events, e)
 	s.mu.Unlock()

@@ -24,12 +24,18 @@ const screenLines = 20
 // that nobody knows.
 const injectBound = 20 * time.Second
 
+// free says whether the worker may have a message now.
+func (a *agent) free() bool {
+	return a.pane != nil && !a.closing && !a.claiming && len(a.proving) == 0 &&
+		(a.rules.When == config.WhenAlways || a.turns.Len() == 0)
+}
+
+// mayClaim says whether a message that arrives now is the next one.
+func (a *agent) mayClaim() bool { return len(a.line) == 0 && a.writes == 1 && a.free() }
+
 // advance claims the next message of the line, if the worker may have one now.
 func (a *agent) advance() {
-	if a.pane == nil || a.closing || len(a.proving) > 0 || len(a.line) == 0 {
-		return
-	}
-	if a.rules.When != config.WhenAlways && a.turns.Len() > 0 {
+	if len(a.line) == 0 || !a.free() {
 		return
 	}
 	head := a.line[0]
@@ -55,14 +61,8 @@ func (a *agent) advance() {
 		if err := json.Unmarshal(m.Sealed.Bytes, &e); err != nil {
 			return fmt.Errorf("decode stored message: %w", err)
 		}
-		if err := tx.Claim(a.gid, head.seq); err != nil {
-			return err
-		}
 		t = turn.Open(a.gid, head.seq, e, a.g.now())
-		if err := mailbox.Set(tx, turnsTable, t.Key(), t); err != nil {
-			return err
-		}
-		return tx.SetStatus(a.gid, e.FromHost, e.From, e.ID, status{State: claimed}.encode())
+		return a.g.claim(tx, t)
 	}, func(err error) {
 		a.post(func() { a.claimed(ctx, head, t, e, err) })
 	})
@@ -79,6 +79,22 @@ func (a *agent) claimed(ctx context.Context, w waiting, t turn.Turn, e envelope.
 		a.after(2*time.Second, a.advance)
 		return
 	}
+	a.startProving(ctx, t, e)
+}
+
+// claim writes that a message will be injected, and never claimed again.
+func (g *Gateway) claim(tx *mailbox.Tx, t turn.Turn) error {
+	if err := tx.Claim(t.Agent, t.Seq); err != nil {
+		return err
+	}
+	if err := mailbox.Set(tx, turnsTable, t.Key(), t); err != nil {
+		return err
+	}
+	return tx.SetStatus(t.Agent, t.FromHost, t.From, t.Message, status{State: claimed}.encode())
+}
+
+// startProving injects a brief whose claim is on disk.
+func (a *agent) startProving(ctx context.Context, t turn.Turn, e envelope.Envelope) {
 	a.turns.Put(t)
 	a.g.audit.Write(trace.Of(trace.Claimed, e))
 	if a.closing {

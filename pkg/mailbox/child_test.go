@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"testing"
 
 	"fleet/pkg/mailbox"
@@ -13,13 +14,33 @@ import (
 // children are the programs that the test binary doubles as.
 var children = map[string]func(args []string) error{
 	"panic": func(args []string) error {
-		s, err := mailbox.Open(args[0], mailbox.Options{})
-		if err != nil {
-			return err
-		}
-		return s.Write(context.Background(), func(*mailbox.Tx) error { panic("planted panic") })
+		return withStore(args[0], func(s *mailbox.Store) error {
+			return s.Write(context.Background(), func(*mailbox.Tx) error { panic("planted panic") })
+		})
+	},
+	"goexit": func(args []string) error {
+		return withStore(args[0], func(s *mailbox.Store) error {
+			return s.Write(context.Background(), func(*mailbox.Tx) error { runtime.Goexit(); return nil })
+		})
+	},
+	"count": func(args []string) error {
+		return withStore(args[0], func(s *mailbox.Store) error {
+			return s.Read(func(tx *mailbox.Tx) error {
+				sum, err := tx.Stats(alice)
+				fmt.Println(sum.Count)
+				return err
+			})
+		})
 	},
 	"work": func(args []string) error { return work(args[0], args[1], args[2]) },
+}
+
+func withStore(path string, fn func(*mailbox.Store) error) error {
+	s, err := mailbox.Open(path, mailbox.Options{})
+	if err != nil {
+		return err
+	}
+	return fn(s)
 }
 
 const childMark = "mailbox-test-child"

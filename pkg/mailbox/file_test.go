@@ -137,7 +137,7 @@ func TestR16_DamagedFile(t *testing.T) {
 	inline := slices.Clone(good)
 	for at := range inline {
 		if bytes.HasPrefix(inline[at:], []byte("version1")) { // the row after its element, in a bucket inside a page
-			binary.NativeEndian.PutUint32(inline[at-8:], 1<<30)
+			binary.NativeEndian.PutUint32(inline[at-12:], 1<<30)
 		}
 	}
 	version := func(v string) func(*bbolt.Tx) error {
@@ -191,12 +191,17 @@ func TestR16_DamagedFile(t *testing.T) {
 	})
 }
 
-// A panic of a write function must end the process, not the writer alone.
+// A panic of a write function, and the end of its goroutine, must end the
+// process and not the writer alone, or everybody would wait for ever.
 func TestR16_PanicIsLoud(t *testing.T) {
-	out, err := child(t, "panic", filepath.Join(t.TempDir(), "mailbox")).CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "planted panic") {
-		t.Errorf("%v\n%s", err, out)
+	for name, want := range map[string]string{"panic": "planted panic", "goexit": "a write function ended the writer"} {
+		t.Run(name, func(t *testing.T) {
+			out, err := child(t, name, filepath.Join(t.TempDir(), "mailbox")).CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), want) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 

@@ -36,9 +36,8 @@ type event struct {
 	line  string
 }
 
-// traced lets a child do its work on a new mailbox under strace and returns what
-// it did.
-func traced(t *testing.T, mode, steps string, options ...string) []event {
+// straced is cmd under strace, which writes to log.
+func straced(t *testing.T, log string, cmd *exec.Cmd, options ...string) *exec.Cmd {
 	t.Helper()
 	strace, err := exec.LookPath("strace")
 	if err == nil {
@@ -50,16 +49,22 @@ func traced(t *testing.T, mode, steps string, options ...string) []event {
 		}
 		t.Skipf("strace does not work (%v); FLEET_TEST_REQUIRE_STRACE=1 makes this a failure", err)
 	}
+	args := append([]string{"-f", "-o", log, "-e", "signal=none"}, options...)
+	return exec.CommandContext(t.Context(), strace, append(args, cmd.Args...)...)
+}
+
+// traced lets a child do its work on a new mailbox under strace and returns what
+// it did.
+func traced(t *testing.T, mode, steps string, options ...string) []event {
+	t.Helper()
 	dir := t.TempDir()
 	log, path := filepath.Join(dir, "strace"), filepath.Join(dir, "box", "mailbox")
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-f", "-y", "-xx", "-s", "4000000", "-o", log, "-e", "signal=none",
+	options = append([]string{"-y", "-xx", "-s", "4000000",
 		"-e", "trace=write,writev,pwrite64,pwritev,fsync,fdatasync,msync,ftruncate,truncate,fallocate,?link,linkat,?rename,?renameat,renameat2"}, options...)
-	work := child(t, "work", path, mode, steps)
-	cmd := exec.CommandContext(t.Context(), strace, append(args, work.Args...)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if out, err := straced(t, log, child(t, "work", path, mode, steps), options...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out[max(0, len(out)-2000):])
 	}
 	events, err := readTrace(log, path)

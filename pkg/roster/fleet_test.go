@@ -219,7 +219,7 @@ func TestR29_AllPeersDie(t *testing.T) {
 }
 
 // The own link is cut and nobody says so: no heartbeat of our own comes back.
-func TestR29_OwnLinkIsBlamed(t *testing.T) {
+func TestR14_R29_C29_OwnLinkIsBlamed(t *testing.T) {
 	for _, told := range []bool{false, true} {
 		t.Run(fmt.Sprint("told_", told), func(t *testing.T) {
 			s := newSim(t, 6)

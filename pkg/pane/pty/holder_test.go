@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,6 +107,9 @@ func TestR16_HolderKilled(t *testing.T) {
 	words := newFIFO(t, "words")
 	p := composer(t, b, words)
 	writeT(t, p, "a", "one")
+	if err := p.Tag(ctxT(t), "turn", "open"); err != nil {
+		t.Fatal(err)
+	}
 	ended := make(chan pane.Exit, 1)
 	go func() {
 		exit, err := p.Wait(ctxT(t))
@@ -128,7 +132,7 @@ func TestR16_HolderKilled(t *testing.T) {
 		t.Fatalf("%v, %v", panes, err)
 	}
 	q := panes[0]
-	if info := infoT(t, q); !info.Dead || info.Exit.Code != -1 || info.Tags["profile"] != "test" {
+	if info := infoT(t, q); !info.Dead || info.Exit.Code != -1 || info.Tags["profile"] != "test" || info.Tags["turn"] != "open" {
 		t.Errorf("info %+v", info)
 	}
 	if again, err := q.Wait(ctxT(t)); err != nil || again.Code != -1 {
@@ -278,8 +282,10 @@ func TestR16_HolderSignals(t *testing.T) {
 	for _, s := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT} {
 		unix.Kill(holder.PID, s)
 	}
-	if info := infoT(t, p); info.Dead {
-		t.Errorf("info %+v", info)
+	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer cancel()
+	if exit, err := p.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !holder.lives() {
+		t.Errorf("%+v, %v", exit, err)
 	}
 	unix.Kill(holder.PID, unix.SIGTERM)
 	if err := awaitEnd(ctxT(t), holder); err != nil {
@@ -298,6 +304,28 @@ func TestR16_HolderSignals(t *testing.T) {
 	}
 }
 
+func TestR16_ExitOutlivesHolder(t *testing.T) {
+	b := newBackend(t)
+	p := shell(t, b, "exit 7")
+	if _, err := p.Wait(ctxT(t)); err != nil {
+		t.Fatal(err)
+	}
+	unix.Kill(holderOf(t, p).PID, unix.SIGKILL)
+	if err := awaitEnd(ctxT(t), holderOf(t, p)); err != nil {
+		t.Fatal(err)
+	}
+	panes, err := b.List(ctxT(t))
+	if err != nil || len(panes) != 1 {
+		t.Fatalf("%v, %v", panes, err)
+	}
+	if info := infoT(t, panes[0]); !info.Dead || info.Exit.Code != 7 {
+		t.Errorf("info %+v", info)
+	}
+	if exit, err := panes[0].Wait(ctxT(t)); err != nil || exit.Code != 7 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
 func TestR16_DeadIsJudgedByStartTime(t *testing.T) {
 	b := newBackend(t)
 	p := spawnT(t, b, "cat")
@@ -309,8 +337,14 @@ func TestR16_DeadIsJudgedByStartTime(t *testing.T) {
 	unix.Kill(s.Holder.PID, unix.SIGKILL)
 	awaitEnd(ctxT(t), s.Holder)
 	awaitEnd(ctxT(t), s.Child)
-	// The pids were given to others: to this test, of all processes.
-	s.Holder.PID, s.Child.PID = os.Getpid(), os.Getpid()
+	// The pids were given to another, which leads a session too.
+	bystander := exec.Command("sleep", "1000")
+	bystander.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { bystander.Process.Kill(); bystander.Wait() }()
+	s.Holder.PID, s.Child.PID = bystander.Process.Pid, bystander.Process.Pid
 	if err := f.save(s); err != nil {
 		t.Fatal(err)
 	}
@@ -318,8 +352,11 @@ func TestR16_DeadIsJudgedByStartTime(t *testing.T) {
 	if info := infoT(t, panes[0]); !info.Dead {
 		t.Errorf("info %+v", info)
 	}
-	if err := panes[0].Close(ctxT(t)); err != nil { // and this test must survive it
+	if err := panes[0].Close(ctxT(t)); err != nil {
 		t.Fatal(err)
+	}
+	if now, ok := statOf(bystander.Process.Pid); !ok || now.ended {
+		t.Error("a bystander was killed")
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // maxConns bounds the memory that clients can cost; a gateway needs one for its
 // wait and one for each request under way.
-const maxConns = 6400
+const maxConns = 64
 
 // idleBound is how long a client may think between two requests.
 const idleBound = time.Minute
