@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait of these tests; none is expected to last so long.
-const patience = 8 * time.Second
+const patience = 30 * time.Second
 
 // eachBroker runs a test against every broker of the environment.
 func eachBroker(t *testing.T, f func(t *testing.T, w *world)) {

@@ -109,7 +109,7 @@ func (s *consumer) run() error {
 // pass notes that a group has tried each of its queues once.
 func (s *consumer) pass(groups int) {
 	s.unpassed -= groups
-	if true {
+	if s.unpassed == 0 {
 		s.passed.set()
 	}
 }

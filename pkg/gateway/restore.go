@@ -87,7 +87,7 @@ func (g *Gateway) restorePanes(ctx context.Context) error {
 	for _, p := range panes {
 		info, err := p.Info(bound)
 		if err != nil {
-			g.log.Error("a pane does not answer; its agent is adopted all the same", "err", err)
+			g.log.Error("a pane does not answer; its agent is adopted all the same", "gid", info.GID, "err", err)
 		}
 		if err := g.restorePane(ctx, p, info); err != nil {
 			return err

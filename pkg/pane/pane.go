@@ -82,7 +82,8 @@ type Backend interface {
 // Pane is one agent's terminal. Its methods may be called from any goroutine;
 // the caller sees to it that only one Write is under way.
 type Pane interface {
-	// Info is what the backend knows now. It fails where the pane is out of reach.
+	// Info is what the backend knows now. It fails where the pane is out of reach;
+	// what is on record (gid, pid, start, tags) comes with the error.
 	Info(ctx context.Context) (Info, error)
 	// Tag stores a value with the pane.
 	Tag(ctx context.Context, key, value string) error

@@ -27,6 +27,11 @@ func (r *Roster) SetLocal(now time.Time, a Agent) error {
 			a.Since = old.Since
 		}
 	}
+	if old != nil && a.Undrained == old.Undrained && a.UndrainedOldest.Sub(old.UndrainedOldest).Abs() < time.Second {
+		// Who reckons it from an age never gets the same moment twice, and each
+		// would be news to all hosts.
+		a.UndrainedOldest = old.UndrainedOldest
+	}
 	a = a.tidy()
 	if f := a.fields(); f != nil {
 		return f

@@ -352,10 +352,16 @@ func TestR29_Changes(t *testing.T) {
 
 func TestR29_UnchangedRowIsNoNews(t *testing.T) {
 	s, a, _ := pair(t)
-	sent, version := a.sent, a.Version()
 	again := worker(a.host, 0)
+	again.Undrained, again.UndrainedOldest = 2, epoch
+	if err := a.SetLocal(s.now, again); err != nil {
+		t.Fatal(err)
+	}
+	s.run(10500*time.Millisecond, nil)
+	sent, version := a.sent, a.Version()
 	again.Since = time.Time{}
-	for range 100 {
+	for i := range 100 {
+		again.UndrainedOldest = epoch.Add(time.Duration(i) * time.Millisecond)
 		if err := a.SetLocal(s.now.Add(time.Second), again); err != nil {
 			t.Fatal(err)
 		}

@@ -25,27 +25,38 @@ var _ pane.Pane = (*handle)(nil)
 // Info asks the holder. Where the holder is gone it judges by the state file
 // and by the processes; it fails with fault.AgentFailed where the program has
 // outlived its terminal, with fault.TimedOut where the holder does not answer,
-// and with fault.NotFound where the pane was closed.
+// both with what the state file says, and with fault.NotFound where the pane
+// was closed.
 func (h *handle) Info(ctx context.Context) (pane.Info, error) {
 	a, err := quick(ctx, h.files, request{Op: opInfo})
 	if err == nil && a.Fault == nil && a.Info != nil {
 		return a.Info.info(), nil
 	}
 	if err == nil {
-		return pane.Info{}, silent(a)
+		return h.recorded(), silent(a)
 	}
 	s, gone, err := h.judge(ctx, err)
 	if err != nil {
-		return pane.Info{}, err
+		return h.recorded(), err
 	}
 	w := wireInfo{GID: s.GID, PID: s.Child.PID, Started: s.Started, Tags: s.Tags, Exit: s.Exit}
 	if w.Exit == nil {
 		if s.childLives() {
-			return pane.Info{}, gone
+			return w.info(), gone
 		}
 		w.Exit = h.lostOnce()
 	}
 	return w.info(), nil
+}
+
+// recorded is what the state file says of a pane that does not answer; nothing
+// where there is none.
+func (h *handle) recorded() pane.Info {
+	s, err := h.load()
+	if err != nil {
+		return pane.Info{}
+	}
+	return wireInfo{GID: s.GID, PID: s.Child.PID, Started: s.Started, Tags: s.Tags, Exit: s.Exit}.info()
 }
 
 // judge looks at the evidence after a call has failed with err. It returns the

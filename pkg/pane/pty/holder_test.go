@@ -345,6 +345,8 @@ func TestR16_DeadIsJudgedByStartTime(t *testing.T) {
 	}
 	defer func() { bystander.Process.Kill(); bystander.Wait() }()
 	s.Holder.PID, s.Child.PID = bystander.Process.Pid, bystander.Process.Pid
+	s.Holder.Start-- // all of this happens within one tick of the clock
+	s.Child.Start--
 	if err := f.save(s); err != nil {
 		t.Fatal(err)
 	}

@@ -62,6 +62,23 @@ func TestP4_HolderIsSmall(t *testing.T) {
 	}
 }
 
+func TestP4_IdlePagesAreLetGo(t *testing.T) {
+	resident := func() (kib int) {
+		status, err := os.ReadFile("/proc/self/status")
+		m := regexp.MustCompile(`RssFile:\s+(\d+) kB`).FindSubmatch(status)
+		if err != nil || m == nil {
+			t.Fatalf("read status: %v %s", err, status)
+		}
+		kib, _ = strconv.Atoi(string(m[1]))
+		return kib
+	}
+	before := resident()
+	unmapIdle()
+	if after := resident(); after > before*3/4 {
+		t.Errorf("%d KiB of the program were mapped, then %d", before, after)
+	}
+}
+
 // talk sends lines to a holder as they are and returns its answers.
 func talk(t *testing.T, p pane.Pane, lines string) []answer {
 	t.Helper()
