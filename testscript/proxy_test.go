@@ -14,6 +14,7 @@ import (
 const proxyUsage = `amqp-proxy VERB NAME ...:
 	start NAME URL VAR              a proxy before the broker of URL; VAR is the URL to use
 	cut NAME                        reset every connection
+	abandon NAME                    the same for the client; the broker sees nothing of it
 	refuse NAME on|off              new connections fail
 	stall NAME up|down on|off       bytes to the broker (up) or from it (down) stand still
 	hold NAME up|down METHOD on|off hold from the first frame of METHOD on; off lets go
@@ -51,6 +52,8 @@ func cmdProxy(ts *testscript.TestScript, neg bool, args []string) {
 	switch verb {
 	case "cut":
 		p.Cut()
+	case "abandon":
+		p.Abandon()
 	case "drop":
 		p.Drop()
 	case "refuse":

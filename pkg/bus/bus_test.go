@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,33 @@ import (
 
 // patience bounds every wait of these tests; none is expected to last so long.
 const patience = 30 * time.Second
+
+// TestMain looks for goroutines that have outlived their bus.
+func TestMain(m *testing.M) {
+	m.Run()
+	over := time.Now().Add(patience)
+	for stacks := leaked(); stacks != ""; stacks = leaked() {
+		if time.Now().After(over) {
+			panic("goroutines have no end:\n" + stacks)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// leaked is the stacks of this package's and its client library's goroutines.
+func leaked() string {
+	b := make([]byte, 1<<20)
+	var found []string
+	for _, stack := range strings.Split(string(b[:runtime.Stack(b, true)]), "\n\n") {
+		if strings.Contains(stack, "bus.TestMain") {
+			continue
+		}
+		if strings.Contains(stack, "fleet/pkg/bus") || strings.Contains(stack, "amqp091") {
+			found = append(found, stack)
+		}
+	}
+	return strings.Join(found, "\n\n")
+}
 
 // eachBroker runs a test against every broker of the environment.
 func eachBroker(t *testing.T, f func(t *testing.T, w *world)) {

@@ -76,6 +76,14 @@ func TestR7_C44_InboxInAStrangersHand(t *testing.T) {
 		if !strings.Contains(strings.ToLower(state.Reason), "exclusive") || state.Link != Up {
 			t.Fatalf("the state is %+v", state)
 		}
+		// The next refusal must not cost the good one's channel.
+		over := time.Now().Add(patience)
+		for b.sameChannel(goodName, name) {
+			if time.Now().After(over) {
+				t.Fatal("a refused queue shares a channel")
+			}
+			time.Sleep(time.Millisecond)
+		}
 		b.served(goodName)
 		b.want(b.send(to(good, "0")), Accepted)
 		inOrder(t, w, got, 1)
@@ -109,4 +117,11 @@ func TestR7_OwnGhostHoldsTheHost(t *testing.T) {
 		b.want(b.send(to(gid, "0")), Accepted)
 		inOrder(t, w, got, 1)
 	})
+}
+
+// sameChannel says whether two attached queues share a channel.
+func (r *running) sameChannel(a, b string) bool {
+	r.wants.mu.Lock()
+	defer r.wants.mu.Unlock()
+	return r.wants.queues[a].group == r.wants.queues[b].group
 }

@@ -2,13 +2,13 @@ package bus
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -23,26 +23,45 @@ const closeBound = 2 * time.Second
 
 // address is the broker's URL, taken apart once.
 type address struct {
-	url       string // what is dialled; without heartbeat, which would win over the configuration
+	url       string // for the library: amqp even for amqps, as TLS is made here; without a heartbeat
+	tls       bool
+	host      string // for the certificate
 	shown     string // for people: without credentials
 	user      string
 	secrets   []string // what must not show in any text
 	heartbeat time.Duration
-	bad       bool
+	bad       error // why it can't be used
 }
 
 func parseAddress(raw string, heartbeat time.Duration) address {
 	u, err := url.Parse(raw)
-	if err != nil || (u.Scheme != "amqp" && u.Scheme != "amqps") || u.Host == "" || strings.Contains(raw, " ") {
-		return address{bad: true, shown: "the broker", heartbeat: heartbeat}
+	if err != nil || (u.Scheme != "amqp" && u.Scheme != "amqps") || u.Hostname() == "" || strings.Contains(raw, " ") {
+		return address{bad: fault.New(fault.Config, "the broker's URL makes no sense").
+			WithHint("amqp://USER:PASSWORD@HOST:PORT/VHOST, with reserved characters in the password percent-encoded")}
 	}
 	query := u.Query()
+	for _, name := range []string{"cacertfile", "certfile", "keyfile", "server_name_indication", "verify"} {
+		if query.Has(name) {
+			return address{bad: fault.New(fault.Config, "the broker's URL can't hold the TLS setting %s", name).
+				WithHint("set it in the configuration file")}
+		}
+	}
 	if s, err := strconv.Atoi(query.Get("heartbeat")); err == nil && s > 0 {
 		heartbeat = time.Duration(s) * time.Second
 	}
 	query.Del("heartbeat")
 	u.RawQuery = query.Encode()
-	a := address{url: u.String(), shown: u.Scheme + "://" + u.Host + u.EscapedPath(), user: u.User.Username(), heartbeat: heartbeat}
+	a := address{
+		tls: u.Scheme == "amqps", host: u.Hostname(), user: u.User.Username(), heartbeat: heartbeat,
+		shown: u.Scheme + "://" + u.Host + u.EscapedPath(),
+	}
+	if a.tls {
+		u.Scheme = "amqp"
+		if u.Port() == "" {
+			u.Host = net.JoinHostPort(u.Hostname(), "5671")
+		}
+	}
+	a.url = u.String()
 	if password, ok := u.User.Password(); ok && password != "" && password != a.user {
 		a.secrets = []string{u.User.String(), password, url.QueryEscape(password), url.PathEscape(password)}
 	}
@@ -67,13 +86,11 @@ type link struct {
 
 // dial connects and shakes hands within the bound; it gives up when ctx ends.
 func (b *Bus) dial(ctx context.Context, role string) (*link, error) {
-	if b.broker.bad {
-		return nil, fault.New(fault.Config, "the broker's URL makes no sense").
-			WithHint("amqp://USER:PASSWORD@HOST:PORT/VHOST, with reserved characters in the password percent-encoded")
+	if b.broker.bad != nil {
+		return nil, b.broker.bad
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Bounds.Dial)
 	defer cancel()
-	deadline, _ := ctx.Deadline()
 	var raw *socket
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName(strings.TrimSpace(b.cfg.Name + " " + role))
@@ -86,16 +103,9 @@ func (b *Bus) dial(ctx context.Context, role string) (*link, error) {
 			if err != nil {
 				return nil, err
 			}
-			s := newSocket(inner, b.cfg.Bounds.Write, 2*b.broker.heartbeat)
-			raw = s
-			// The library's handshake knows no context. The function runs at the end
-			// of this dial in any case; by then a good socket is kept.
-			context.AfterFunc(ctx, s.abandon)
-			return s, s.SetDeadline(deadline)
+			raw = newSocket(inner, b.cfg.Bounds.Write, 2*b.broker.heartbeat)
+			return b.secure(ctx, raw)
 		},
-	}
-	if b.cfg.TLS != nil {
-		conf.TLSClientConfig = b.cfg.TLS.Clone()
 	}
 	conn, err := amqp.DialConfig(b.broker.url, conf)
 	if err != nil {
@@ -120,6 +130,33 @@ func (b *Bus) dial(ctx context.Context, role string) (*link, error) {
 		closed:  conn.NotifyClose(make(chan *amqp.Error, 1)),
 		dialect: topology.DialectOf(product, version),
 	}, nil
+}
+
+// secure bounds the handshakes on a new socket by ctx, makes TLS if it is to be,
+// and puts the sieve on top.
+func (b *Bus) secure(ctx context.Context, raw *socket) (net.Conn, error) {
+	// The library's handshake knows no context. The function runs at the end of
+	// the dial in any case; by then a good socket is kept.
+	context.AfterFunc(ctx, raw.abandon)
+	deadline, _ := ctx.Deadline()
+	if err := raw.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	if !b.broker.tls {
+		return newSieve(raw), nil
+	}
+	conf := b.cfg.TLS.Clone() // nil stays nil
+	if conf == nil {
+		conf = &tls.Config{}
+	}
+	if conf.ServerName == "" {
+		conf.ServerName = b.broker.host
+	}
+	secured := tls.Client(raw, conf)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return newSieve(secured), nil
 }
 
 // doom closes the socket some time after ctx has ended, so that whoever stands
@@ -170,78 +207,4 @@ func why(e *amqp.Error) error {
 		return errors.New("the connection was closed")
 	}
 	return e
-}
-
-// socket bounds every read and write: the client library holds its locks over a
-// write, so that one blocked write freezes publish and close alike, and it sets
-// no read deadline before the second frame.
-type socket struct {
-	net.Conn
-	write, read time.Duration
-
-	mu       sync.Mutex
-	hard     time.Time // set by SetDeadline: wins over the rolling bounds
-	kept     bool      // the handshake is over: abandon does nothing any more
-	deserted bool
-}
-
-func newSocket(c net.Conn, write, read time.Duration) *socket {
-	return &socket{Conn: c, write: write, read: read}
-}
-
-// keep ends the power of abandon. It says false if that came first.
-func (s *socket) keep() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.kept = true
-	return !s.deserted
-}
-
-// abandon closes a socket whose handshake nobody waits for any more.
-func (s *socket) abandon() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.kept {
-		s.deserted = true
-		s.Conn.Close()
-	}
-}
-
-// bound is the deadline d from now, or the hard one if that is earlier.
-func (s *socket) bound(d time.Duration) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := time.Now().Add(d)
-	if !s.hard.IsZero() && s.hard.Before(t) {
-		return s.hard
-	}
-	return t
-}
-
-// Write implements net.Conn.
-func (s *socket) Write(p []byte) (int, error) {
-	if err := s.SetWriteDeadline(s.bound(s.write)); err != nil {
-		return 0, err
-	}
-	return s.Conn.Write(p)
-}
-
-// Read implements net.Conn.
-func (s *socket) Read(p []byte) (int, error) {
-	if err := s.SetReadDeadline(s.bound(s.read)); err != nil {
-		return 0, err
-	}
-	return s.Conn.Read(p)
-}
-
-// SetDeadline implements net.Conn. The zero time restores the rolling bounds.
-func (s *socket) SetDeadline(t time.Time) error {
-	s.mu.Lock()
-	s.hard = t
-	s.mu.Unlock()
-	if t.IsZero() {
-		// A read may be waiting already, with no deadline after this call.
-		t = time.Now().Add(s.read)
-	}
-	return s.Conn.SetDeadline(t)
 }

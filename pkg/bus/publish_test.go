@@ -217,7 +217,8 @@ func TestR9_GivesUpAfterUntil(t *testing.T) {
 
 func TestR9_BlockedConnection(t *testing.T) {
 	eachBroker(t, func(t *testing.T, w *world) {
-		b := w.start(func(c *Config) { c.Bounds.Confirm = 500 * time.Millisecond })
+		const bound = 2 * time.Second
+		b := w.start(func(c *Config) { c.Bounds.Confirm = bound })
 		b.up()
 		gid, name, got := b.inbox(10)
 		w.admin.deleteLater(name)
@@ -237,9 +238,9 @@ func TestR9_BlockedConnection(t *testing.T) {
 		if _, err := b.Publish(w.ctx, to(gid, "during")); !errors.Is(err, fault.NoBroker) {
 			t.Fatalf("publish while blocked: %v", err)
 		}
-		// Three times the bound for a confirm: it does not count now.
+		// Longer than the bound for a confirm: it does not count now.
 		select {
-		case <-time.After(1500 * time.Millisecond):
+		case <-time.After(bound + bound/2):
 		case <-p.Done():
 			t.Fatal("decided while blocked")
 		}
@@ -259,16 +260,26 @@ func TestR9_BlockedConnection(t *testing.T) {
 		if err := w.proxy.Inject(proxy.ToClient, unblocked); err != nil {
 			t.Fatal(err)
 		}
+		b.up()
+		// From here it counts anew: nothing is late yet.
+		select {
+		case <-time.After(bound / 4):
+		case <-p.Done():
+			t.Fatal("decided without a confirm")
+		}
 		w.proxy.Hold(proxy.BasicPublish, proxy.ToBroker, false)
 		b.want(p, Accepted)
-		b.up()
 		b.want(b.send(to(gid, "after")), Accepted)
+		if s := b.State(); s.Reconnects != 0 {
+			t.Fatalf("dropped the connection after the alarm: %+v", s)
+		}
 	})
 }
 
 func TestR9_C47_MissingExchange(t *testing.T) {
 	eachBroker(t, func(t *testing.T, w *world) {
-		b := w.start(nil)
+		var out logs
+		b := w.start(func(c *Config) { c.Log = out.logger() })
 		b.up()
 		gid, name, got := b.inbox(64)
 		w.admin.deleteLater(name)
@@ -292,6 +303,10 @@ func TestR9_C47_MissingExchange(t *testing.T) {
 		inOrder(t, w, got, 20)
 		if s := b.State(); s.Reconnects != 0 {
 			t.Fatalf("a bad message cost the connection: %+v", s)
+		}
+		// Once in the stream, once alone, once more after declaring exchanges.
+		if n := strings.Count(out.String(), "closed the publishing channel"); n > 3 {
+			t.Fatalf("a bad message cost %d channels", n)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"fleet/pkg/bus/proxy"
 	"fleet/pkg/fault"
+	"fleet/pkg/identity"
 	"fleet/pkg/topology"
 )
 
@@ -140,13 +141,24 @@ func TestR6_DetachAndDelete(t *testing.T) {
 		for _, d := range out {
 			d.Ack()
 		}
+		var last Delivery
 		for i := 3; i < 10; i++ {
 			d := w.next(left)
 			if d.ID != fmt.Sprint(i) {
 				t.Fatalf("left over %s, want %d", d.ID, i)
 			}
-			d.Ack()
+			if i < 9 {
+				d.Ack()
+			} else {
+				last = d
+			}
 		}
+		select {
+		case err := <-done:
+			t.Fatalf("deleted with one message out: %v", err)
+		case <-time.After(5 * drainLook):
+		}
+		last.Ack()
 		for finished := false; !finished; { // those that came before the unbinding
 			select {
 			case d := <-left:
@@ -238,35 +250,45 @@ func TestDetachStopsHandingOver(t *testing.T) {
 	eachBroker(t, func(t *testing.T, w *world) {
 		b := w.start(nil)
 		b.up()
-		gid, name, got := b.inbox(5)
-		w.admin.deleteLater(name)
-		for i := range 10 {
-			b.want(b.send(to(gid, fmt.Sprint(i))), Accepted)
+		gid := identity.NewGID()
+		inbox := func(d topology.Dialect) topology.Queue { return b.cfg.Layout.Inbox(d, gid, false, nil) }
+		name := inbox(topology.Dialect{}).Name
+		var detached, late atomic.Bool
+		out := make(chan Delivery, 100)
+		slow := func(d Delivery) {
+			late.Store(late.Load() || detached.Load())
+			out <- d
+			time.Sleep(5 * time.Millisecond) // so that Detach finds it at work
 		}
-		first := w.next(got)
+		b.Attach(name, inbox, 20, slow)
+		b.served(name)
+		w.admin.deleteLater(name)
+		for i := range 40 {
+			b.send(to(gid, fmt.Sprint(i)))
+		}
+		first := w.next(out)
 		if err := b.Detach(w.ctx, name); err != nil {
 			t.Fatal(err)
 		}
-		out := []Delivery{first}
-		for len(got) > 0 {
-			out = append(out, <-got)
+		detached.Store(true)
+		n := 1 + len(out)
+		first.Ack() // what is out can still be acknowledged
+		for range n - 1 {
+			(<-out).Ack()
 		}
-		for _, d := range out {
-			d.Ack()
-		}
-		w.admin.holds(name, 10-len(out))
-		if len(got) != 0 {
-			t.Fatal("handed over after Detach")
-		}
+		w.admin.holds(name, 40-n)
 		// A second attachment takes what is left, in order.
-		b.Attach(name, func(d topology.Dialect) topology.Queue { return b.cfg.Layout.Inbox(d, gid, false, nil) }, 5,
-			func(d Delivery) { got <- d })
-		for i := len(out); i < 10; i++ {
+		got := make(chan Delivery, 100)
+		b.Attach(name, inbox, 5, func(d Delivery) { got <- d })
+		for i := n; i < 40; i++ {
 			d := w.next(got)
 			d.Ack()
 			if d.ID != fmt.Sprint(i) {
 				t.Fatalf("got %s, want %d", d.ID, i)
 			}
+		}
+		if late.Load() {
+			t.Fatal("handed over after Detach")
 		}
 	})
 }

@@ -56,7 +56,8 @@ func TestR14_ConsumersAndBindingsComeBack(t *testing.T) {
 
 func TestR14_StaleAcknowledgementsDoNothing(t *testing.T) {
 	eachBroker(t, func(t *testing.T, w *world) {
-		b := w.start(nil)
+		var out logs
+		b := w.start(func(c *Config) { c.Log = out.logger() })
 		b.up()
 		gid, name, got := b.inbox(10)
 		w.admin.deleteLater(name)
@@ -89,13 +90,24 @@ func TestR14_StaleAcknowledgementsDoNothing(t *testing.T) {
 			d.Ack()
 			d.Ack() // twice is once
 		}
-		w.admin.holds(name, 0)
+		// A wrong tag would have closed the channel before this message's turn.
+		b.up()
+		b.want(b.send(to(gid, "last")), Accepted)
+		for d := w.next(got); d.ID != "last"; d = w.next(got) {
+			d.Ack()
+		}
+		b.end()
+		w.admin.holds(name, 1)
+		if strings.Contains(out.String(), "a consuming channel was closed") {
+			t.Fatalf("a channel was closed:\n%s", out.String())
+		}
 	})
 }
 
 func TestR14_ChannelsDeathIsRepaired(t *testing.T) {
 	eachBroker(t, func(t *testing.T, w *world) {
-		b := w.start(nil)
+		var out logs
+		b := w.start(func(c *Config) { c.Log = out.logger() })
 		b.up()
 		gid, name, got := b.inbox(10)
 		w.admin.deleteLater(name)
@@ -119,7 +131,7 @@ func TestR14_ChannelsDeathIsRepaired(t *testing.T) {
 			t.Fatal("no channel died")
 		}
 		if s := b.State(); s.Reconnects != 0 {
-			t.Fatalf("it cost the connection: %+v", s)
+			t.Fatalf("it cost the connection: %+v\n%s", s, out.String())
 		}
 		w.admin.holds(name, 0)
 	})

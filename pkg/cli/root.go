@@ -18,7 +18,7 @@ other, ask, answer and reply, as if they sat on one machine. Each machine runs
 one gateway; the gateways meet at an AMQP broker.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          args(cobra.NoArgs),
+		Args:          noSuchCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetOut(app.Out)
@@ -38,11 +38,25 @@ one gateway; the gateways meet at an AMQP broker.`,
 
 // group is a command that only holds others.
 func group(use, short string, children ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: args(cobra.NoArgs), RunE: func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Use: use, Short: short, Args: noSuchCommand, RunE: func(cmd *cobra.Command, _ []string) error {
 		return fault.New(fault.Usage, "%s needs a command", cmd.CommandPath()).WithHint("`%s --help` lists them", cmd.CommandPath())
 	}}
 	cmd.AddCommand(children...)
 	return cmd
+}
+
+// noSuchCommand checks the arguments of a command that only holds others: what
+// reaches it names none of them.
+func noSuchCommand(cmd *cobra.Command, a []string) error {
+	if len(a) == 0 {
+		return nil
+	}
+	f := fault.New(fault.Usage, "unknown command %q", cmd.CommandPath()+" "+a[0])
+	cmd.SuggestionsMinimumDistance = 2 // letters
+	if near := cmd.SuggestionsFor(a[0]); len(near) > 0 {
+		return f.WithHint("did you mean %s %s?", cmd.CommandPath(), near[0])
+	}
+	return f.WithHint("`%s --help` lists the commands", cmd.CommandPath())
 }
 
 // Leaves lists every command that does something, as it is typed, for the check

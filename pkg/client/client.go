@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 
@@ -170,6 +171,10 @@ func (c *Client) open(ctx context.Context, method, path string, req any) (io.Rea
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fault.New(fault.NoGateway, "the gateway's socket %s is closed to this user", c.socket).
+				WithHint("FLEET_DIR names the directory of this user's own gateway")
 		}
 		var dial *net.OpError
 		if errors.As(err, &dial) && dial.Op == "dial" {

@@ -108,6 +108,9 @@ type Bounds struct {
 	// Reconnect is the longest pause between two tries to reach the broker. Many
 	// gateways at a short one would delay a broker that is just starting.
 	Reconnect time.Duration
+	// Away is how long the host of a worker may be away before those who wait
+	// for its reply are told: a dead gateway can say nothing itself (R24).
+	Away time.Duration
 }
 
 // defaults is the configuration of a host whose file is empty.
@@ -124,7 +127,8 @@ func defaults() Config {
 		Mailbox: MailboxLimits{Messages: 10_000, Bytes: 256 << 20},
 		Limits:  envelope.DefaultLimits,
 		Roster:  Roster{Heartbeat: 5 * time.Second, Forget: 10 * time.Minute},
-		Bounds:  Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second, Reconnect: 30 * time.Second},
+		Bounds: Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second, Reconnect: 30 * time.Second,
+			Away: time.Minute},
 	}
 }
 

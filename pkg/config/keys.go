@@ -162,6 +162,8 @@ var keys = withDefaults([]Key{
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Confirm }),
 	key("bounds.reconnect", durations(10*time.Millisecond, time.Hour), "the longest pause between two tries to reach the broker",
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Reconnect }),
+	key("bounds.away", durations(time.Millisecond, 365*day), "how long a worker's host may be away before those who wait for its reply are told",
+		func(d *draft, _ string) *time.Duration { return &d.Bounds.Away }),
 })
 
 // secret marks a row whose value is never shown.

@@ -248,6 +248,7 @@ func (g *Gateway) newBus() (*bus.Bus, error) {
 // attachHost consumes the host's own queues.
 func (g *Gateway) attachHost() {
 	g.bus.OnLive(g.receiveLive)
+	g.bus.BindLive(topology.LiveKey(identity.OperatorGID(g.cfg.Host))) // answers to the roster's questions
 	g.bus.Attach(g.layout.Control(topology.Dialect{}).Name, g.layout.Control, prefetch, g.receiveControl)
 	g.bus.Attach(g.layout.Roster().Name, func(topology.Dialect) topology.Queue { return g.layout.Roster() }, 4*prefetch, g.receiveRoster)
 }

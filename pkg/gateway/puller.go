@@ -46,33 +46,48 @@ func (s *sending) offerAgain() {
 		s.fail(fault.New(fault.NotFound, "the sender of %s is no longer an agent of this host", s.row.ID))
 		return
 	}
+	note := s.row.Outcome
 	a.post(func() {
-		note := s.row.Outcome
 		m, ok, err := readMessage(a.g, a.gid, note.Seq)
 		switch {
 		case err != nil:
 			s.queue.put(func() { s.fail(err) })
-		case ok && a.leased(m.ID):
-			s.queue.put(func() {
-				s.fail(fault.New(fault.Conflict, "the outcome of %s is just being taken by another call", s.row.ID))
-			})
 		case ok:
+			// Also where it is leased: who goes on with the id may be the successor of
+			// a client that was killed with it, and a second copy is harmless.
 			e, err := stored(m.Sealed)
 			if err != nil {
 				s.queue.put(func() { s.fail(err) })
 				return
 			}
 			s.mu.Lock()
-			wanted := s.waiters > 0
+			wanted := s.waiters > 0 || s.row.First == nil
 			s.mu.Unlock()
 			if wanted {
 				a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(leaseBound)}
-				s.queue.put(func() { s.last(s.outcomeEvent(e)) })
+				s.queue.put(func() {
+					if !s.isOver() {
+						s.last(s.outcomeEvent(e))
+					}
+				})
 			}
 		default:
 			s.queue.put(s.taken)
 		}
 	})
+}
+
+// catchUp offers a waiter that has joined an outcome that came while nobody
+// waited.
+func (s *sending) catchUp() {
+	if s.isOver() {
+		return
+	}
+	row, ok, err := s.g.sentRow(s.row.From, s.row.ID)
+	if err == nil && ok && row.Outcome != nil {
+		s.row.Outcome = row.Outcome
+		s.offerAgain()
+	}
 }
 
 // taken shows an outcome that was drained before.
@@ -338,7 +353,7 @@ func (g *Gateway) drain(tx *mailbox.Tx, gid identity.GID, id envelope.ID, seq ui
 			if err != nil {
 				return e, false, err
 			}
-			row.Outcome = &outcomeNote{Seq: seq, Message: &view}
+			row.Outcome = &outcomeNote{Seq: seq, Kind: m.Kind, Message: &view}
 			if err := mailbox.Set(tx, sendsTable, key, row); err != nil {
 				return e, false, err
 			}

@@ -40,8 +40,9 @@ type sendRow struct {
 // outcomeNote says where the terminal outcome of a send is: at Seq in the
 // sender's mailbox, or once that was drained, here.
 type outcomeNote struct {
-	Seq     uint64       `json:"seq"`
-	Message *api.Message `json:"message,omitempty"`
+	Seq     uint64        `json:"seq"`
+	Kind    envelope.Kind `json:"kind"`
+	Message *api.Message  `json:"message,omitempty"`
 }
 
 func sendKey(from identity.GID, id envelope.ID) string { return string(from) + "/" + string(id) }
@@ -53,7 +54,7 @@ func noteOutcome(tx *mailbox.Tx, sender identity.GID, e envelope.Envelope, seq u
 	if err != nil || !ok || row.Outcome != nil {
 		return err
 	}
-	row.Outcome = &outcomeNote{Seq: seq}
+	row.Outcome = &outcomeNote{Seq: seq, Kind: e.Kind}
 	return mailbox.Set(tx, sendsTable, key, row)
 }
 

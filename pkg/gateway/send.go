@@ -14,6 +14,7 @@ import (
 	"fleet/pkg/identity"
 	"fleet/pkg/localapi"
 	"fleet/pkg/mailbox"
+	"fleet/pkg/roster"
 	"fleet/pkg/trace"
 )
 
@@ -51,6 +52,8 @@ type sending struct {
 	// ---- owned by run
 	tries int       // how often it was handed over
 	asked time.Time // when last
+	begun time.Time // when it was taken up, by this gateway
+	doubt bool      // published while it was not known whether the recipient's host is there
 }
 
 // accept is where every message of a local caller enters the fleet. It returns
@@ -60,9 +63,9 @@ func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRe
 		return nil, fault.New(fault.Usage, "the text has %d bytes, more than the %d that a message may have", len(r.Text), g.cfg.Limits.TextBytes).
 			WithHint("limits.text_bytes in fleet.yaml sets the limit; a file's path may be better sent than its content")
 	}
-	to, err := g.who.resolve(r.To)
+	to, err := g.recipient(from, r)
 	if err != nil {
-		return nil, err
+		return nil, g.unresolved(r.To, err)
 	}
 	if to.GID == from.GID {
 		return nil, fault.New(fault.Refused, "%s is the sender itself", r.To).
@@ -82,6 +85,33 @@ func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRe
 	return g.sends.start(ctx, s)
 }
 
+// recipient is the agent that a send is for. What was sent before goes on also
+// while the roster does not know its recipient, such as after a restart.
+func (g *Gateway) recipient(from localapi.Caller, r api.SendRequest) (api.Agent, error) {
+	to, err := g.who.resolve(r.To)
+	if err == nil || r.ID == "" {
+		return to, err
+	}
+	row, ok, readErr := g.sentRow(from.GID, sendID(from.GID, r.ID))
+	if readErr != nil || !ok || r.To != row.ToName+"@"+string(row.ToHost) && r.To != string(row.To) {
+		return to, err
+	}
+	return api.Agent{GID: row.To, Name: row.ToName, Host: row.ToHost}, nil
+}
+
+// unresolved explains why an address fits nobody. Without a link, an agent of
+// another host can't be said to be missing (R13).
+func (g *Gateway) unresolved(address string, err error) error {
+	_, host, remote := strings.Cut(address, "@")
+	if !remote || host == string(g.cfg.Host) || g.bus == nil || fault.From(err).Kind != fault.NotFound {
+		return err
+	}
+	if s := g.bus.State(); s.Link == bus.Down || s.Link == bus.Held {
+		return s.Err
+	}
+	return err
+}
+
 // newSending builds the message.
 func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendRequest) (*sending, error) {
 	body, err := envelope.Encode(envelope.Text{Text: r.Text})
@@ -98,6 +128,9 @@ func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendReque
 		e.Exp = envelope.At(g.now().Add(time.Duration(r.ExpiresSeconds * float64(time.Second))))
 	}
 	s := &sending{g: g, queue: newQueue[func()](), gone: make(chan struct{}), env: e}
+	if r.Wait {
+		s.waiters = 1 // before it runs, so that an outcome that is there already finds the waiter
+	}
 	s.row = sendRow{ID: e.ID, From: e.From, To: to.GID, ToHost: to.Host, ToName: to.Name, Trace: e.Trace,
 		Digest: e.Digest(), Created: g.now(), Exp: e.Exp.Time}
 	return s, nil
@@ -148,7 +181,7 @@ func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
 		if other == nil {
 			x.active[key] = s
 			s.watchers++ // until the caller watches, so that it does not end before
-		} else if !other.join() {
+		} else if !other.join(s.waiters > 0) {
 			// It is ending this very moment.
 			x.mu.Unlock()
 			<-other.gone
@@ -159,8 +192,11 @@ func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
 			break
 		}
 		if other.row.Digest != s.row.Digest {
-			other.leave(false)
+			other.leave(s.waiters > 0)
 			return nil, x.conflict(s.row.ID)
+		}
+		if s.waiters > 0 {
+			other.queue.put(other.catchUp)
 		}
 		return other, nil
 	}
@@ -239,6 +275,7 @@ func (x *sends) receipt(from identity.GID, id envelope.ID, kind envelope.Kind, r
 func (s *sending) run(ctx context.Context) {
 	defer close(s.gone)
 	defer s.g.sends.drop(s)
+	s.begun = s.g.now()
 	if s.resume() {
 		s.deliver(ctx)
 	}
@@ -258,10 +295,17 @@ func (s *sending) resume() bool {
 	first := s.row.First
 	if s.row.Outcome != nil {
 		s.prove()
-		if first != nil {
+		switch {
+		case first != nil && first.Step != api.StepUnknown && first.Step != api.StepOffline && first.Step != api.StepDeferred:
 			s.emitEarlier(*first)
+		case s.row.Outcome.Kind == envelope.Reply:
+			s.first(api.Event{Step: api.StepInjected, Evidence: "reply"}) // R10a
+		default:
+			s.row.First = nil // the failure says more, and is the first result
 		}
-		s.offerAgain()
+		if !s.isOver() {
+			s.offerAgain()
+		}
 		return false
 	}
 	if first == nil || first.Step == api.StepUnknown || first.Step == api.StepOffline {
@@ -375,7 +419,9 @@ func (s *sending) returned(why string) {
 // rests in its inbox.
 func (s *sending) offline() {
 	h, ok := s.g.who.host(s.row.ToHost)
-	if ok && h.State != hostUnknown || s.row.First != nil {
+	// Just after a reconnect, silence says nothing of the other host yet.
+	s.doubt = ok && h.State == hostUnknown && h.Why == roster.WhyLink
+	if s.doubt || ok && h.State != hostUnknown || s.row.First != nil {
 		return
 	}
 	s.first(api.Event{Step: api.StepOffline, Warning: fmt.Sprintf(
@@ -442,9 +488,10 @@ func (s *sending) ended(e envelope.Envelope) bool {
 	s.mu.Unlock()
 	s.queue.put(func() {
 		s.prove()
-		if wanted {
+		switch {
+		case wanted, s.row.First == nil && e.Kind != envelope.Reply:
 			s.last(s.outcomeEvent(e))
-		} else if s.row.First == nil {
+		case s.row.First == nil:
 			s.first(api.Event{Step: api.StepInjected, Evidence: "reply"})
 		}
 	})

@@ -26,7 +26,6 @@ func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequ
 		return err
 	}
 	defer s.leave(r.Wait)
-	s.stay(r.Wait)
 	if r.TimeoutSeconds > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.TimeoutSeconds*float64(time.Second)))
@@ -73,23 +72,17 @@ func isResult(step string) bool {
 	return step != api.StepAccepted && step != api.StepPublished
 }
 
-// stay turns the place that start kept into a watcher's.
-func (s *sending) stay(wait bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if wait {
-		s.waiters++
-	}
-}
-
 // join adds a watcher, unless the send is ending.
-func (s *sending) join() bool {
+func (s *sending) join(wait bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {
 		return false
 	}
 	s.watchers++
+	if wait {
+		s.waiters++
+	}
 	return true
 }
 
@@ -210,7 +203,11 @@ func (s *sending) first(e api.Event) {
 // last emits the event after which the send is over.
 func (s *sending) last(e api.Event) {
 	e.Last = true
-	if s.row.First == nil {
+	switch {
+	case s.row.First != nil:
+	case e.Step == api.StepReply:
+		s.save(api.Event{Step: api.StepInjected, Evidence: "reply"}) // what a retry without --wait is told
+	default:
 		s.save(e)
 	}
 	s.emit(e)
@@ -229,7 +226,6 @@ func (s *sending) fail(err error) {
 // asks the recipient's side again.
 func (s *sending) save(e api.Event) {
 	e.At = s.g.now().UTC()
-	e.Text = "" // a reply's text is kept with the outcome
 	s.mu.Lock()
 	s.row.First = &e
 	s.mu.Unlock()
@@ -276,6 +272,9 @@ func (s *sending) look(ctx context.Context) {
 	}
 	now := s.g.now()
 	if !s.isProven() {
+		if s.doubt {
+			s.offline()
+		}
 		if !s.row.Exp.IsZero() && now.After(s.row.Exp) {
 			s.fail(fault.New(fault.Expired, "%s did not take the message before it expired", s.address()))
 			return
@@ -293,21 +292,22 @@ func (s *sending) look(ctx context.Context) {
 	s.lookAtHost(now)
 }
 
-// hostLost is how long a recipient's host may be silent before those who wait
-// for its reply are told: a dead gateway can say nothing itself (R24).
-const hostLost = time.Minute
-
+// lookAtHost ends the wait for a reply from a host that has been silent for too
+// long (R24).
 func (s *sending) lookAtHost(now time.Time) {
 	if s.row.ToHost == s.g.cfg.Host {
 		return
 	}
 	h, ok := s.g.who.host(s.row.ToHost)
-	if !s.isProven() || ok && (h.State != hostUnknown || now.Sub(h.Since) < hostLost) {
+	if !s.isProven() || ok && h.State != hostUnknown {
 		return
 	}
-	silent := "has left"
+	since, silent := s.begun, "is not there" // a gateway that has just started knows no host yet
 	if ok {
-		silent = "has been silent for " + now.Sub(h.Since).Round(time.Second).String()
+		since, silent = h.Since, "has been silent for "+now.Sub(h.Since).Round(time.Second).String()
+	}
+	if now.Sub(since) < s.g.cfg.Bounds.Away {
+		return
 	}
 	detail := fmt.Sprintf("%s %s", s.row.ToHost, silent)
 	f := fault.New(fault.Unknown, "%s, so nobody can tell what becomes of the turn", detail).WithID(string(s.row.ID)).

@@ -24,6 +24,7 @@ import (
 
 func TestR16_GatewayKilledAndPaneAdopted(t *testing.T) {
 	dir, gid := testDir(t), identity.NewGID()
+	b := backendIn(t, dir) // the successor
 	said, words := newFIFO(t, "said"), newFIFO(t, "words")
 	gw := exec.Command(os.Args[0], "gateway", dir, string(gid), words.path, said.path)
 	gw.Env = append(os.Environ(), "BROKER_PASSWORD=of-the-gateway")
@@ -47,7 +48,6 @@ func TestR16_GatewayKilledAndPaneAdopted(t *testing.T) {
 	gw.Process.Kill()
 	gw.Wait()
 
-	b := backendIn(t, dir)
 	panes, err := b.List(ctxT(t))
 	if err != nil || len(panes) != 1 {
 		t.Fatalf("%v, %v", panes, err)

@@ -56,7 +56,7 @@ func parseStat(pid int, text []byte) (stat, bool) {
 		return stat{}, false
 	}
 	// A process whose first thread has ended while others run also shows as Z.
-	ended := fields[0][0] == 'X' || threads < 0
+	ended := fields[0][0] == 'X' || fields[0][0] == 'Z' && threads <= 1
 	return stat{process: process{PID: pid, Start: start}, session: session, ended: ended}, true
 }
 
