@@ -138,7 +138,9 @@ func (s *consumer) serve() error {
 			return fmt.Errorf("the lock queue's channel was closed: %w", why(e))
 		case <-passed:
 			passed = nil
-			s.board.consumeReady()
+			if !s.link.conn.IsClosed() { // the groups of a lost connection end their pass too
+				s.board.consumeReady()
+			}
 		case <-s.lock.acks:
 			s.lock.flush()
 		case <-s.wake:

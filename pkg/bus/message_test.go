@@ -53,6 +53,25 @@ func TestR9_Decide(t *testing.T) {
 	}
 }
 
+func TestR9_WhatMayBeSent(t *testing.T) {
+	p := newPublisher(New(Config{}))
+	p.window = []*Publication{newPublication(Message{}), newPublication(Message{})}
+	for _, c := range []struct {
+		blocked        bool
+		sent, suspects int
+		want           bool
+	}{
+		{false, 0, 0, true}, {false, 1, 0, true}, {false, 2, 0, false},
+		{true, 0, 0, false}, {true, 1, 0, false},
+		{false, 0, 2, true}, {false, 1, 2, false}, // one at a time, while one is suspected
+	} {
+		p.sent, p.suspects = c.sent, c.suspects
+		if got := p.maySend(c.blocked); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
 // A number in a table is 64 bits on the wire, whatever its type in Go.
 func TestTableNumbersAreLong(t *testing.T) {
 	wire := encode(t, table(map[string]any{"a": 4 << 30, "b": int64(5 << 30), "c": "s", "d": true}))

@@ -227,24 +227,29 @@ func OpenAnyAge(s Sealed, keys Keyring, limits Limits) (e Envelope, verified boo
 	return e, true, nil
 }
 
-// decode parses a verified body. Versions come first, so that a newer major is
-// never half-parsed (R20).
+// decode parses a verified body. The version is judged before anything else of
+// it, so that a newer major is never half-understood (R20); only a body that does
+// not fit is read once more for its version.
 func decode(body []byte, limits Limits) (Envelope, *Refusal) {
-	var head struct {
-		V string `json:"v"`
-	}
-	if err := json.Unmarshal(body, &head); err != nil {
-		return Envelope{}, refuse(ReasonMalformed, "it is not a JSON object of the expected shape")
-	}
-	major, err := strconv.ParseUint(strings.SplitN(head.V, ".", 2)[0], 10, 16)
-	if err != nil {
-		return Envelope{}, refuse(ReasonMalformed, "it names no version")
-	}
-	if major != 1 {
-		return Envelope{}, refuse(ReasonNewerVersion, "it has version %d, this gateway reads 1", major)
-	}
 	var e Envelope
-	if err := json.Unmarshal(body, &e); err != nil {
+	shape := json.Unmarshal(body, &e)
+	version := e.V
+	if shape != nil {
+		var head struct {
+			V string `json:"v"`
+		}
+		if err := json.Unmarshal(body, &head); err != nil {
+			return Envelope{}, refuse(ReasonMalformed, "it is not a JSON object of the expected shape")
+		}
+		version = head.V
+	}
+	major, err := strconv.ParseUint(strings.SplitN(version, ".", 2)[0], 10, 16)
+	switch {
+	case err != nil:
+		return Envelope{}, refuse(ReasonMalformed, "it names no version")
+	case major != 1:
+		return Envelope{}, refuse(ReasonNewerVersion, "it has version %d, this gateway reads 1", major)
+	case shape != nil:
 		return Envelope{}, refuse(ReasonMalformed, "a field has the wrong type")
 	}
 	return e, e.check(limits)

@@ -261,6 +261,9 @@ func (a *agent) took(e envelope.Envelope, k kept) {
 		a.tellPosition(e)
 		a.setExpiry()
 	}
+	if a.role.Pulls() && a.full() {
+		a.g.sends.filled(a.gid)
+	}
 	a.changed.fire()
 }
 

@@ -54,6 +54,10 @@ type sending struct {
 	asked time.Time // when last
 	begun time.Time // when it was taken up, by this gateway
 	doubt bool      // published while it was not known whether the recipient's host is there
+	// routed: its inbox on the broker has had it, so a copy that is refused later
+	// means nothing.
+	routed bool
+	told   bool // a result was emitted, by this gateway
 }
 
 // accept is where every message of a local caller enters the fleet. It returns
@@ -270,6 +274,23 @@ func (x *sends) receipt(from identity.GID, id envelope.ID, kind envelope.Kind, r
 	}
 }
 
+// filled ends the waits of a sender whose own mailbox has become full: an answer
+// would have no place (R11).
+func (x *sends) filled(from identity.GID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.active {
+		if s.row.From == from {
+			s.queue.put(func() {
+				if s.isAwaited() {
+					s.fail(fault.New(fault.Full, "the own mailbox has filled up, so an answer would have no place").
+						WithHint("`fleet inbox` takes what waits there; fleet send --id %s --wait goes on with this message", s.row.ID))
+				}
+			})
+		}
+	}
+}
+
 // run drives the send until its last event, or until its first result is known
 // and nobody watches.
 func (s *sending) run(ctx context.Context) {
@@ -309,6 +330,7 @@ func (s *sending) resume() bool {
 		return false
 	}
 	if first == nil || first.Step == api.StepUnknown || first.Step == api.StepOffline {
+		s.routed = first != nil && first.Step == api.StepOffline
 		return true
 	}
 	if first.Fault == nil {
@@ -342,11 +364,15 @@ func (s *sending) deliver(ctx context.Context) {
 	}()
 }
 
-// notPublished ends a first try without a broker at once (R13); a later one just
-// waits for the next.
+// notPublished ends a first try without a broker at once (R13). Of what an earlier
+// call sent it says that nobody knows; a later try just waits for the next.
 func (s *sending) notPublished(err error) {
-	if s.tries == 1 && s.row.First == nil {
+	switch {
+	case s.tries > 1:
+	case s.row.First == nil:
 		s.fail(err)
+	default: // an earlier gateway, or call, may have got it through
+		s.unproven(fault.From(err).Message)
 	}
 }
 
@@ -389,6 +415,7 @@ func (s *sending) published(o bus.Outcome, detail error) {
 	}
 	switch o {
 	case bus.Accepted:
+		s.routed = true
 		s.emit(api.Event{Step: api.StepPublished})
 		s.offline()
 	case bus.Unroutable:
@@ -396,6 +423,9 @@ func (s *sending) published(o bus.Outcome, detail error) {
 		s.fail(fault.New(fault.NotFound, "%s has no inbox on the broker, so the message was not sent", s.address()).
 			WithHint("its host may have been away for longer than its inbox lives; `fleet roster` shows who is there"))
 	case bus.Full:
+		if s.routed {
+			return
+		}
 		s.returned("the inbox is full")
 		s.fail(fault.New(fault.Full, "the inbox of %s is full, so the message was not sent", s.address()).
 			WithHint("it takes messages again once some of what waits there is taken"))
@@ -421,7 +451,7 @@ func (s *sending) offline() {
 	h, ok := s.g.who.host(s.row.ToHost)
 	// Just after a reconnect, silence says nothing of the other host yet.
 	s.doubt = ok && h.State == hostUnknown && h.Why == roster.WhyLink
-	if s.doubt || ok && h.State != hostUnknown || s.row.First != nil {
+	if s.doubt || ok && h.State != hostUnknown || s.told {
 		return
 	}
 	s.first(api.Event{Step: api.StepOffline, Warning: fmt.Sprintf(
@@ -489,9 +519,9 @@ func (s *sending) ended(e envelope.Envelope) bool {
 	s.queue.put(func() {
 		s.prove()
 		switch {
-		case wanted, s.row.First == nil && e.Kind != envelope.Reply:
+		case wanted, !s.told && e.Kind != envelope.Reply:
 			s.last(s.outcomeEvent(e))
-		case s.row.First == nil:
+		case !s.told:
 			s.first(api.Event{Step: api.StepInjected, Evidence: "reply"})
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"fleet/pkg/localapi"
 	"fleet/pkg/mailbox"
 	"fleet/pkg/output"
+	"fleet/pkg/roster"
 )
 
 // Send sends, or joins the send of the same id, and emits its events until the
@@ -186,7 +187,7 @@ func (s *sending) emit(e api.Event) {
 
 // emitEarlier shows the result of an earlier try again.
 func (s *sending) emitEarlier(e api.Event) {
-	e.Last = e.Fault != nil && e.Step == api.StepFailed
+	e.Last, s.told = e.Fault != nil && e.Step == api.StepFailed, true
 	s.emit(e)
 }
 
@@ -197,12 +198,13 @@ func (s *sending) first(e api.Event) {
 	if old == nil || old.Step == api.StepUnknown || old.Step == api.StepOffline || old.Step == api.StepDeferred {
 		s.save(e)
 	}
+	s.told = true
 	s.emit(e)
 }
 
 // last emits the event after which the send is over.
 func (s *sending) last(e api.Event) {
-	e.Last = true
+	e.Last, s.told = true, true
 	switch {
 	case s.row.First != nil:
 	case e.Step == api.StepReply:
@@ -280,16 +282,32 @@ func (s *sending) look(ctx context.Context) {
 			return
 		}
 		if now.Sub(s.asked) >= s.patience() {
-			if s.row.First == nil {
+			if !s.told {
 				s.unproven(fmt.Sprintf("no word from %s within %s", s.row.ToHost, s.patience().Round(time.Second)))
 			}
-			if !s.finished() {
+			if s.isAwaited() && !s.rests() {
 				s.deliver(ctx) // the same id: what is known there is answered with its state
+			} else {
+				s.asked = now // who does not wait has its result by now, and leaves
 			}
 			return
 		}
 	}
 	s.lookAtHost(now)
+}
+
+// isAwaited says whether a watcher wants more than the first result.
+func (s *sending) isAwaited() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiters > 0
+}
+
+// rests says whether the message lies in its inbox while the recipient's gateway
+// is away: a further copy would only take room there.
+func (s *sending) rests() bool {
+	h, ok := s.g.who.host(s.row.ToHost)
+	return s.routed && (!ok || h.State == hostUnknown && h.Why != roster.WhyLink)
 }
 
 // lookAtHost ends the wait for a reply from a host that has been silent for too

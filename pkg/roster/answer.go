@@ -10,6 +10,7 @@ import (
 
 // answer gathers the parts of one STATE.
 type answer struct {
+	re   envelope.ID
 	head state // of the first part heard
 	rows []row
 	have map[int]bool
@@ -18,9 +19,9 @@ type answer struct {
 }
 
 // HearState takes the body of a verified STATE about the roster that names re.
-// Unless re is this host's open query to from, it is ignored without a word:
-// that is what a recorded answer looks like, and also a late one. The error is
-// Warnings.
+// Unless re is this host's open query to from, or one that it gave up a moment
+// ago, it is ignored without a word: that is what a recorded answer looks like.
+// The error is Warnings.
 func (r *Roster) HearState(now time.Time, from identity.Host, re envelope.ID, body json.RawMessage) ([]Do, error) {
 	if len(body) > takesState {
 		return nil, malformed(from, "a STATE of %d bytes", len(body))
@@ -28,7 +29,7 @@ func (r *Roster) HearState(now time.Time, from identity.Host, re envelope.ID, bo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec := r.records[from]
-	if rec == nil || rec == r.here || re == "" || rec.ask.id != re {
+	if rec == nil || rec == r.here || !rec.ask.asked(re, now) {
 		return nil, nil
 	}
 	var st state
@@ -40,7 +41,7 @@ func (r *Roster) HearState(now time.Time, from identity.Host, re envelope.ID, bo
 		r.settle(now, rec, st, nil, nil)
 		return nil, nil
 	}
-	whole, err := rec.ask.gather(from, st, r.opt.MaxAgents)
+	whole, err := rec.ask.gather(from, re, st, r.opt.MaxAgents)
 	if err != nil || whole == nil {
 		// Parts that come in are a reason to wait for the others.
 		if err == nil {
@@ -61,9 +62,9 @@ func (st state) valid() bool {
 }
 
 // gather adds one part and returns the answer once it is whole.
-func (q *question) gather(from identity.Host, st state, most int) (*answer, error) {
-	if q.answer == nil {
-		q.answer = &answer{head: st, have: map[int]bool{}}
+func (q *question) gather(from identity.Host, re envelope.ID, st state, most int) (*answer, error) {
+	if q.answer == nil || q.answer.re != re {
+		q.answer = &answer{re: re, head: st, have: map[int]bool{}}
 		q.answer.head.Rows = nil
 	}
 	a := q.answer

@@ -10,11 +10,15 @@ import (
 
 // The bounds of asking.
 const (
-	slots      = 20              // questions under way at once, in all
-	slotHold   = 2 * time.Second // then it is likelier lost than slow, and others go on
-	firstWait  = 2 * time.Second // for an answer; doubles with each try
+	slots    = 20              // questions under way at once, in all
+	slotHold = 2 * time.Second // then it is likelier lost than slow, and others go on
+	// firstWait is for an answer, and doubles with each try. When a whole fleet
+	// starts at once the broker is slow, and what is asked again makes it slower.
+	firstWait  = 5 * time.Second
 	longestAsk = 30 * time.Second
-	mostTries  = 4 // until the host is heard again
+	lateBound  = time.Minute // how long the answer to a question that was given up still counts
+	lateMost   = 4           // such questions to one host
+	mostTries  = 4           // until the host is heard again
 )
 
 // patience is how long the answer to the given try is awaited, and how long the
@@ -37,8 +41,28 @@ func (r *Roster) want(rec *record, wait time.Duration, now time.Time) {
 	r.wake(rec.ask.due)
 }
 
+// asked says whether id is a question of ours that still may be answered: the
+// open one, or one given up a moment ago. On a slow broker every answer is later
+// than the patience for it; were those ignored, none would ever count.
+func (q *question) asked(id envelope.ID, now time.Time) bool {
+	if id == "" {
+		return false
+	}
+	late := func(o outdated) bool { return o.id == id && now.Sub(o.sent) < lateBound }
+	return id == q.id || slices.ContainsFunc(q.late, late)
+}
+
+// outdated is a question that was given up.
+type outdated struct {
+	id   envelope.ID
+	sent time.Time
+}
+
 // close ends the open question without an answer. It stays wanted.
 func (q *question) close() {
+	if q.id != "" {
+		q.late = append(q.late[max(0, len(q.late)-lateMost+1):], outdated{q.id, q.sent})
+	}
 	q.id, q.answer = "", nil
 	q.sent, q.deadline = time.Time{}, time.Time{}
 }

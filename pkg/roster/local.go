@@ -3,6 +3,7 @@ package roster
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -83,6 +84,7 @@ func (r *Roster) SetProfiles(now time.Time, names []string) {
 // change notes that the row of gid must be announced.
 func (r *Roster) change(gid identity.GID, slow bool, now time.Time) {
 	r.pending[gid] = true
+	r.parts = nil
 	r.schedule(slow, now)
 }
 
@@ -216,16 +218,42 @@ func (r *Roster) answers(to identity.Host, re envelope.ID, q query) []Do {
 		st.Same = true
 		return []Do{{Kind: envelope.State, To: to, Re: re, Body: encode(st)}}
 	}
+	parts := r.encodedParts()
+	st.Parts = len(parts)
+	do := make([]Do, len(parts))
+	for i, rows := range parts {
+		st.Part, st.Profiles = i, nil
+		if i == 0 {
+			st.Profiles = r.here.profiles
+		}
+		do[i] = Do{Kind: envelope.State, To: to, Re: re, Body: encode(sentState{state: st, Rows: rows})}
+	}
+	return do
+}
+
+// sentState is a state whose rows are encoded already.
+type sentState struct {
+	state
+	Rows []json.RawMessage `json:"rows,omitempty"`
+}
+
+// encodedParts are this host's rows in parts that each fit one message. They are
+// kept until a row changes, because a starting fleet asks for the same a hundred
+// times.
+func (r *Roster) encodedParts() [][]json.RawMessage {
+	if r.parts != nil {
+		return r.parts
+	}
 	gids := make([]identity.GID, 0, len(r.here.agents))
 	for gid := range r.here.agents {
 		gids = append(gids, gid)
 	}
 	slices.Sort(gids)
-	parts := [][]row{nil}
+	parts := [][]json.RawMessage{nil}
 	size := 0
 	for _, gid := range gids {
-		w := rowOf(r.here.agents[gid].Agent)
-		need := len(encode(w)) + 1
+		w := encode(rowOf(r.here.agents[gid].Agent))
+		need := len(w) + 1
 		if size > 0 && size+need > mostPart {
 			parts, size = append(parts, nil), 0
 		}
@@ -233,15 +261,6 @@ func (r *Roster) answers(to identity.Host, re envelope.ID, q query) []Do {
 		last := len(parts) - 1
 		parts[last] = append(parts[last], w)
 	}
-	st.Parts = len(parts)
-	do := make([]Do, len(parts))
-	for i, rows := range parts {
-		st.Part, st.Rows = i, rows
-		st.Profiles = nil
-		if i == 0 {
-			st.Profiles = r.here.profiles
-		}
-		do[i] = Do{Kind: envelope.State, To: to, Re: re, Body: encode(st)}
-	}
-	return do
+	r.parts = parts
+	return parts
 }

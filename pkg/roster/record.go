@@ -186,4 +186,5 @@ type question struct {
 	sent      time.Time
 	deadline  time.Time
 	answer    *answer
+	late      []outdated // given up, the newest last
 }

@@ -117,7 +117,8 @@ type Roster struct {
 	deltaDue  time.Time
 	lastDelta time.Time
 	beatDue   time.Time
-	announced bool // a heartbeat has told others of rv
+	announced bool                // a heartbeat has told others of rv
+	parts     [][]json.RawMessage // this host's rows as a STATE carries them; nil: to be made
 
 	link link
 
