@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,7 +177,7 @@ func (h *holder) reap(p *os.Process, printed <-chan struct{}) {
 	if err != nil {
 		// Nobody reads this but a person who looks for a full disk; who asks the
 		// socket still gets the truth.
-		fmt.Fprintf(os.Stderr, "fleet: record the program's end: %v\n", err)
+		slog.Error("can't record the program's end", "err", err)
 	}
 	close(h.gone)
 }

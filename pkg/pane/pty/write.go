@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime/debug"
 	"time"
@@ -98,7 +99,7 @@ func (h *holder) beginText(ctx context.Context, r request) (*entry, *fault.Fault
 	go func() { // ends with the text, or with the program
 		err := h.typeText(r)
 		if endErr := h.journal.end(r.ID, err == nil); endErr != nil {
-			fmt.Fprintf(os.Stderr, "fleet: %v\n", endErr)
+			slog.Error("can't record the end of a write", "err", endErr)
 		}
 		release()
 		if len(r.Text) > ringBytes {
