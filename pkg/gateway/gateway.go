@@ -367,6 +367,9 @@ func (g *Gateway) Await(ctx context.Context, r api.WaitRequest) (api.Status, err
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Within*float64(time.Second)))
 		defer cancel()
 	}
+	if g.bus == nil && (r.Broker || r.Peer != "") {
+		return api.Status{}, noBroker() // only a restart can change that
+	}
 	for {
 		roster := g.who.changed.next()
 		var link <-chan struct{}
@@ -393,9 +396,6 @@ func (g *Gateway) Await(ctx context.Context, r api.WaitRequest) (api.Status, err
 // missing says what of r is not so yet.
 func (g *Gateway) missing(r api.WaitRequest) error {
 	if r.Broker || r.Peer != "" {
-		if g.bus == nil {
-			return noBroker()
-		}
 		if s := g.bus.State(); s.Link != bus.Up {
 			return fault.New(fault.TimedOut, "the broker is not there: %s", s.Reason)
 		}

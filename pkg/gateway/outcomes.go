@@ -124,6 +124,10 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 		done(replied{err: err})
 		return
 	}
+	implied := t.Proof != turn.Confirmed // the reply is faster than the proof, and is one
+	if implied {
+		t.Evidence = "reply"
+	}
 	n, err := a.g.end(t, envelope.Reply, envelope.Text{Text: text}, status{State: answered, Evidence: t.Evidence})
 	if err != nil {
 		done(replied{err: err})
@@ -146,6 +150,10 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 				return
 			}
 			a.certain(t.Message)
+			if implied {
+				a.g.audit.Write(trace.Line{Step: trace.Injected, Trace: t.Trace, ID: t.Message, Kind: envelope.Send, From: t.From,
+					FromHost: t.FromHost, To: string(t.Agent), Turn: t.ID, Evidence: t.Evidence})
+			}
 			sent := n.written(a.g)
 			a.counted(stats)
 			a.advance()

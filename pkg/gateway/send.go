@@ -90,14 +90,15 @@ func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRe
 }
 
 // recipient is the agent that a send is for. What was sent before goes on also
-// while the roster does not know its recipient, such as after a restart.
+// where the roster does not know its recipient: yet, after a restart, or any
+// more, so that its outcome can still be had.
 func (g *Gateway) recipient(from localapi.Caller, r api.SendRequest) (api.Agent, error) {
 	to, err := g.who.resolve(r.To)
 	if err == nil || r.ID == "" {
 		return to, err
 	}
 	row, ok, readErr := g.sentRow(from.GID, sendID(from.GID, r.ID))
-	if readErr != nil || !ok || r.To != row.ToName+"@"+string(row.ToHost) && r.To != string(row.To) {
+	if readErr != nil || !ok || r.To != row.ToName && r.To != row.ToName+"@"+string(row.ToHost) && r.To != string(row.To) {
 		return to, err
 	}
 	return api.Agent{GID: row.To, Name: row.ToName, Host: row.ToHost}, nil
