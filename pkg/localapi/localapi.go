@@ -204,7 +204,7 @@ func stream[Req, Item any](s *server, do func(context.Context, Caller, Req, func
 		case !begun:
 			s.fail(w, err)
 		default:
-			enc.Encode(api.Failure{Fault: fault.From(err)}) //nolint:errcheck // as above
+			enc.Encode(api.Failure{Fault: faultOf(err)}) //nolint:errcheck // as above
 		}
 	})
 }
@@ -246,10 +246,19 @@ func (s *server) head(w http.ResponseWriter, status int) {
 	w.WriteHeader(status)
 }
 
+// faultOf is what err is to the caller. A call that is cancelled and still has a
+// reader is cancelled by the gateway's end.
+func faultOf(err error) *fault.Fault {
+	if errors.Is(err, context.Canceled) {
+		return fault.New(fault.NoGateway, "the gateway is closing").WithHint("start it again with `fleet gateway run`")
+	}
+	return fault.From(err)
+}
+
 // fail answers with a fault. The status code is for people with curl; fleet
 // reads the fault.
 func (s *server) fail(w http.ResponseWriter, err error) {
-	f := fault.From(err)
+	f := faultOf(err)
 	status := http.StatusInternalServerError
 	switch fault.Exit(f) {
 	case 2:
