@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"fleet/pkg/fault"
 	"fleet/pkg/topology"
 )
@@ -131,9 +133,10 @@ type registry struct {
 	live   map[string]bool // wanted keys; the value says that the binding stands
 	unlive map[string]bool // keys to unbind
 	onlive func(Delivery)
-	wake   func()          // wakes the session; nil between sessions
-	warned map[string]bool // queues already warned of
-	lost   bool            // bindings of the lock queue may be lost
+	wake   func()           // wakes the session; nil between sessions
+	conn   *amqp.Connection // the session's; nil between sessions
+	warned map[string]bool  // queues already warned of
+	lost   bool             // bindings of the lock queue may be lost
 }
 
 func newRegistry(b *board) *registry {

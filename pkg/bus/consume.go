@@ -63,7 +63,7 @@ func (b *Bus) consumeOnce(ctx context.Context) error {
 		s.lock.flush()
 		s.lock.die()
 	}
-	b.wants.adopt(nil)
+	b.wants.adopt(nil, nil)
 	if ctx.Err() != nil {
 		l.close()
 	}
@@ -98,7 +98,7 @@ func (s *consumer) run() error {
 	}
 	s.readers.Go(func() { s.lock.read(deliveries, s.cfg.Layout.Lock().Name, s.wants.handOverLive) })
 	s.board.consumeLocked()
-	s.wants.adopt(s.nudge)
+	s.wants.adopt(s.nudge, s.link.conn)
 	s.assign()
 	if err := s.bindLive(); err != nil {
 		return err
@@ -272,12 +272,12 @@ func (s *consumer) room(a *attachment) *group {
 	return g
 }
 
-// adopt makes wake the way to wake the session. Bindings of the lock queue are
+// adopt makes wake the way to wake the session on conn. Bindings of the lock queue are
 // to be made for a new one.
-func (r *registry) adopt(wake func()) {
+func (r *registry) adopt(wake func(), conn *amqp.Connection) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.wake, r.lost = wake, false
+	r.wake, r.conn, r.lost = wake, conn, false
 	clear(r.unlive)
 	for key := range r.live {
 		r.live[key] = false

@@ -206,7 +206,8 @@ func touchEvery(q topology.Queue) time.Duration {
 	return touchMost // a policy may expire it
 }
 
-// touch keeps a paused queue from expiring: a passive declare counts as use.
+// touch keeps a paused queue from expiring: a passive declare counts as use, of
+// a quorum queue only a consumer does.
 func (g *group) touch(m *member) time.Duration {
 	if err := g.declare(m, false); err != nil {
 		return g.fail(m, err)
@@ -217,12 +218,69 @@ func (g *group) touch(m *member) time.Duration {
 	if wait := time.Until(m.touchAt); wait > 0 {
 		return wait
 	}
-	if err := passive(g.desk, m.queue); err != nil {
+	err := passive(g.desk, m.queue)
+	if err == nil && m.queue.Args["x-queue-type"] == string(topology.Quorum) {
+		err = g.glance(m)
+	}
+	if err != nil {
 		m.declared = false // vanished: declared anew on the next look
 		return g.fail(m, err)
 	}
 	m.touchAt = time.Now().Add(touchEvery(m.queue))
 	return touchEvery(m.queue)
+}
+
+// glance consumes a paused queue for a moment, on a channel of its own, so that
+// no more than one message comes with it. That is handed over like any other.
+func (g *group) glance(m *member) error {
+	g.wants.mu.Lock()
+	reading := m.reading
+	g.wants.mu.Unlock()
+	if reading {
+		return nil // what was prefetched is still on its way
+	}
+	l, err := openLine(g.link.conn, 1)
+	if err != nil {
+		return err
+	}
+	tag := fmt.Sprintf("%s-%d", g.cfg.Layout.Host, g.tags.Add(1))
+	deliveries, err := l.ch.Consume(m.queue.Name, tag, false, m.queue.LoneConsumer, false, false, nil)
+	if err == nil {
+		err = l.ch.Cancel(tag, false)
+	}
+	if err != nil {
+		l.die()
+		_ = l.ch.Close() // closed already where it was refused
+		return err
+	}
+	g.setReading(m, true)
+	read := newSignal()
+	g.readers.Go(func() { // ended by the cancel, or by the channel's end
+		l.read(deliveries, m.name, func(d Delivery) { g.wants.handOver(m.attachment, d) })
+		read.set()
+		g.setReading(m, false)
+	})
+	g.groups.Go(func() { g.await(l, read.c) }) // ended by the acknowledgement, the channel's end or the session's
+	return nil
+}
+
+// await keeps a line until all that came on it has been read and acknowledged.
+func (g *group) await(l *line, read <-chan struct{}) {
+	defer l.die()
+	for read != nil || l.busy() {
+		select {
+		case <-read:
+			read = nil
+		case <-l.acks:
+			l.flush()
+		case <-l.closed:
+			return
+		case <-g.ctx.Done():
+			l.flush()
+			return
+		}
+	}
+	_ = l.ch.Close() // it may have died by now
 }
 
 // inUse knows the brokers' text for a queue with an exclusive consumer.

@@ -68,6 +68,7 @@ type Gateway struct {
 	sends       *sends
 	who         *presence
 	outbox      *outbox
+	letters     *letters
 	live        *queue[live]
 	running     sync.WaitGroup // the agents' goroutines
 }
@@ -83,6 +84,7 @@ func Run(ctx context.Context, o Options, ready func()) error {
 	g.layout = topology.Layout{Host: g.cfg.Host, Type: g.cfg.Broker.QueueType, Limits: g.cfg.Broker.Limits}
 	g.sends = &sends{g: g, active: map[string]*sending{}}
 	g.outbox = newOutbox(g)
+	g.letters = newLetters(g)
 
 	lock, err := lockHost(g.cfg)
 	if err != nil {
@@ -163,6 +165,7 @@ func (g *Gateway) serve(ctx context.Context, ready func()) error {
 			}
 		})
 		working.Go(func() { g.runLive(parts) })
+		working.Go(func() { g.letters.run(parts) })
 		working.Go(func() { g.guardHost(ctx, fail) })
 	}
 	if err := g.outbox.load(); err != nil {

@@ -162,7 +162,12 @@ func (o *outbox) handOver(ctx context.Context, r outRow) error {
 		o.g.audit.Write(line)
 	}
 	// A crash before this is on disk hands it over again, under the same id.
-	return o.g.store.Write(ctx, func(tx *mailbox.Tx) error { return mailbox.Delete(tx, r.table, r.key) })
+	o.g.store.Later(func(tx *mailbox.Tx) error { return mailbox.Delete(tx, r.table, r.key) }, func(err error) {
+		if err != nil {
+			o.g.log.Error("can't forget what was handed over", "table", string(r.table), "key", r.key, "err", err)
+		}
+	})
+	return nil
 }
 
 func (o *outbox) giveDead(ctx context.Context, key string) (trace.Line, error) {

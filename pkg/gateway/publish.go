@@ -174,7 +174,11 @@ func (g *Gateway) bury(ctx context.Context, d deadRow) error {
 	if err != nil {
 		return err
 	}
-	return verdict(p.Wait(ctx))
+	if err := verdict(p.Wait(ctx)); err != nil {
+		return err
+	}
+	g.letters.added()
+	return nil
 }
 
 // refuse takes a delivery that is not accepted out of its queue: a copy with the

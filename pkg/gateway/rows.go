@@ -121,7 +121,7 @@ func decodeStatus(text string) status {
 // setStatus records a state without waiting for the disk: after a crash the
 // state is found out again.
 func (a *agent) setStatus(e envelope.Envelope, s status) {
-	a.g.store.Go(func(tx *mailbox.Tx) error {
+	a.g.store.Later(func(tx *mailbox.Tx) error {
 		return tx.SetStatus(a.gid, e.FromHost, e.From, e.ID, s.encode())
 	}, func(err error) {
 		if err != nil {

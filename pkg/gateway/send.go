@@ -45,9 +45,6 @@ type sending struct {
 	over     bool // the last event is there
 	ending   bool // run is over: nobody may join any more
 	changed  signal
-	// unrecorded holds events back until the send is on disk.
-	unrecorded bool
-	early      []api.Event
 
 	// ---- owned by run
 	tries int       // how often it was handed over
@@ -154,25 +151,28 @@ func sendID(from identity.GID, word string) envelope.ID {
 }
 
 // startNew begins a send whose id has just been minted, so that it can't have
-// been sent before. It is recorded while it is on its way; nobody sees a result
-// before the record is on disk.
+// been sent before. Its record goes to the disk with the next commit, and nobody
+// waits for that: should the gateway be killed before, the id itself proves whom
+// the message was for (mintID), and a retry of it learns from the recipient's side
+// what this one would have known.
 func (x *sends) startNew(s *sending) (*sending, error) {
 	var err error
 	if s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits); err != nil {
 		return nil, err
 	}
-	s.watchers, s.unrecorded = 1, true
+	s.watchers = 1
 	key := sendKey(s.row.From, s.row.ID)
 	x.mu.Lock()
 	x.active[key] = s
 	x.mu.Unlock()
 	row := s.row
-	x.g.store.Go(func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, key, row) }, func(err error) {
-		if err == nil {
-			x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+	x.g.store.Later(func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, key, row) }, func(err error) {
+		if err != nil {
+			x.g.log.Error("can't record a send", "id", row.ID, "trace", row.Trace, "err", err)
 		}
-		s.recorded(err)
 	})
+	x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+	s.emit(api.Event{Step: api.StepAccepted})
 	go s.run(x.g.ctx)
 	return s, nil
 }
@@ -233,6 +233,9 @@ func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) 
 		}
 		known = ok
 		if !ok {
+			if err := findOutcome(tx, &s.row); err != nil {
+				return err
+			}
 			return mailbox.Set(tx, sendsTable, key, s.row)
 		}
 		if old.Digest != s.row.Digest {
@@ -251,6 +254,21 @@ func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) 
 	}
 	s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits)
 	return known, err
+}
+
+// findOutcome looks whether the outcome of a send without a record is there
+// already: a gateway was killed between the two.
+func findOutcome(tx *mailbox.Tx, row *sendRow) error {
+	heads, err := tx.Heads(row.From, 0, 1<<30)
+	if err != nil {
+		return err
+	}
+	for _, m := range heads {
+		if m.Re == row.ID && m.Kind.Terminal() && m.From == row.To {
+			row.Outcome = &outcomeNote{Seq: m.Seq}
+		}
+	}
+	return nil
 }
 
 func (x *sends) drop(s *sending) {

@@ -132,33 +132,8 @@ func (s *sending) finished() bool {
 func (s *sending) finish() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ending = s.ending || s.over || s.watchers == 0 && s.row.First != nil && !s.unrecorded
+	s.ending = s.ending || s.over || s.watchers == 0 && s.row.First != nil
 	return s.ending
-}
-
-// recorded lets the events go that waited for the record.
-func (s *sending) recorded(err error) {
-	if err != nil {
-		f := fault.From(err).WithID(string(s.row.ID))
-		s.queue.put(func() {
-			s.mu.Lock()
-			s.unrecorded, s.early = false, nil
-			s.mu.Unlock()
-			s.emit(api.Event{Step: api.StepFailed, Fault: f, Last: true})
-		})
-		return
-	}
-	s.mu.Lock()
-	early := s.early
-	s.unrecorded, s.early = false, nil
-	accepted := s.stamp(api.Event{Step: api.StepAccepted})
-	s.events = append(append(s.events, accepted), early...)
-	for _, e := range early {
-		s.over = s.over || e.Last
-	}
-	s.mu.Unlock()
-	s.changed.fire()
-	s.queue.put(func() {}) // so that run looks whether it is over
 }
 
 // stamp fills in what all events of a send have.
@@ -174,11 +149,6 @@ func (s *sending) stamp(e api.Event) api.Event {
 func (s *sending) emit(e api.Event) {
 	e = s.stamp(e)
 	s.mu.Lock()
-	if s.unrecorded {
-		s.early = append(s.early, e)
-		s.mu.Unlock()
-		return
-	}
 	s.over = s.over || e.Last
 	s.events = append(s.events, e)
 	s.mu.Unlock()
@@ -232,7 +202,7 @@ func (s *sending) save(e api.Event) {
 	s.row.First = &e
 	s.mu.Unlock()
 	key := sendKey(s.row.From, s.row.ID)
-	s.g.store.Go(func(tx *mailbox.Tx) error {
+	s.g.store.Later(func(tx *mailbox.Tx) error {
 		row, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
 		if err != nil || !ok {
 			return err

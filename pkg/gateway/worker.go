@@ -185,7 +185,7 @@ func (a *agent) unproven(t turn.Turn, e envelope.Envelope, r inject.Result) {
 // saveTurn writes a turn and the state with which its brief is answered when it
 // comes again. Nobody waits for it: after a crash the pane says the same again.
 func (a *agent) saveTurn(t turn.Turn, e envelope.Envelope, s status) {
-	a.g.store.Go(func(tx *mailbox.Tx) error {
+	a.g.store.Later(func(tx *mailbox.Tx) error {
 		if _, open, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key()); err != nil || !open {
 			return err // closed meanwhile
 		}

@@ -75,25 +75,24 @@ type Result struct {
 // ctx ended (timed_out). All else is Unknown. Type blocks while the program
 // does not read, until ctx ends.
 func Type(ctx context.Context, p pane.Pane, b Brief, accept string) Result {
-	written, err := p.Lookup(ctx, string(b.ID))
-	if err != nil {
-		return failed(ctx, p, err, Unknown)
-	}
-	if written != pane.Absent {
-		return typed(written, nil, accept)
-	}
-	if r, dead := ended(ctx, p); dead {
-		return r
-	}
+	// Write itself reports an id that the pane knows, so it need not be looked up
+	// first; only where the terminal does not answer that is all there is.
 	t, err := p.Terminal(ctx)
 	if err != nil {
-		return failed(ctx, p, err, Refused)
+		written, lookErr := p.Lookup(ctx, string(b.ID))
+		switch {
+		case lookErr != nil:
+			return failed(ctx, p, lookErr, Unknown)
+		case written == pane.Absent:
+			return failed(ctx, p, err, Refused)
+		}
+		return typed(written, nil, accept)
 	}
 	c, err := Compose(b, t)
 	if err != nil {
 		return Result{State: Refused, Reason: string(fault.From(err).Kind), Detail: err.Error()}
 	}
-	written, err = p.Write(ctx, pane.Write{ID: string(b.ID), Text: c.Text, Submit: c.Submit, Settle: c.Settle})
+	written, err := p.Write(ctx, pane.Write{ID: string(b.ID), Text: c.Text, Submit: c.Submit, Settle: c.Settle})
 	if err != nil && written == pane.Absent {
 		return failed(ctx, p, err, Refused)
 	}

@@ -232,6 +232,12 @@ func (f *fake) Terminal(context.Context) (pane.Terminal, error) {
 	return pane.Terminal{BracketedPaste: true}, f.termErr
 }
 func (f *fake) Write(_ context.Context, w pane.Write) (pane.Written, error) {
+	if f.lookup == pane.Done || f.lookup == pane.Partial {
+		return f.lookup, nil // by contract an id that is known is not written
+	}
+	if f.dead {
+		return pane.Absent, fault.New(fault.AgentFailed, "the program has ended")
+	}
 	f.wrote = append(f.wrote, w)
 	return f.write, f.writeErr
 }
@@ -252,8 +258,8 @@ func TestR38_WhatIsSaidOfADelivery(t *testing.T) {
 		"before, accepted":        {fake{lookup: pane.Done}, "none", Confirmed, "", 0},
 		"before, not accepted":    {fake{lookup: pane.Done}, "hook", Unknown, "not_submitted", 0},
 		"before, in part":         {fake{lookup: pane.Partial}, "none", Unknown, "partial", 0},
-		"lookup fails":            {fake{lookupErr: broken}, "none", Unknown, "failed", 0},
-		"lookup fails, dead":      {fake{lookupErr: broken, dead: true}, "none", Unknown, "failed", 0},
+		"lookup fails":            {fake{lookupErr: broken, termErr: full}, "none", Unknown, "failed", 0},
+		"lookup fails, dead":      {fake{lookupErr: broken, termErr: full, dead: true}, "none", Unknown, "failed", 0},
 		"dead":                    {fake{lookup: pane.Absent, dead: true}, "none", Refused, "agent_failed", 0},
 		"terminal fails":          {fake{lookup: pane.Absent, termErr: full}, "none", Refused, "timed_out", 0},
 		"write not begun":         {fake{lookup: pane.Absent, write: pane.Absent, writeErr: full}, "none", Refused, "timed_out", 1},

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"fleet/pkg/api"
@@ -88,10 +89,34 @@ func Listen(path string) (net.Listener, error) {
 // peerKey finds the peer's credentials in a request's context.
 type peerKey struct{}
 
-// peer is the process at the other end.
+// peer is the process at the other end of a connection.
 type peer struct {
 	pid, uid int
 	err      error
+
+	mu    sync.Mutex // guards all below
+	token string
+	known Caller
+	until time.Time
+}
+
+// knownFor is how long a connection's caller is not looked up again. To find out
+// means to walk through the process's ancestors, which costs more than most calls;
+// a process does not change whom it speaks for.
+const knownFor = time.Second
+
+// caller says who speaks on the connection.
+func (p *peer) caller(g Gateway, token string) (Caller, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if token == p.token && time.Now().Before(p.until) {
+		return p.known, nil
+	}
+	c, err := g.Identify(p.pid, token)
+	if err == nil {
+		p.known, p.token, p.until = c, token, time.Now().Add(knownFor)
+	}
+	return c, err
 }
 
 // Serve answers on l until ctx ends, then waits a moment for calls under way.
@@ -102,7 +127,7 @@ func Serve(ctx context.Context, l net.Listener, g Gateway, version string) error
 		ReadHeaderTimeout: 10 * time.Second,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			p := peer{}
+			p := &peer{}
 			p.pid, p.uid, p.err = credentials(c)
 			return context.WithValue(ctx, peerKey{}, p)
 		},
@@ -212,14 +237,17 @@ func stream[Req, Item any](s *server, do func(context.Context, Caller, Req, func
 // decode reads who calls and what is asked.
 func decode[Req any](s *server, w http.ResponseWriter, r *http.Request) (Caller, Req, error) {
 	var req Req
-	p, _ := r.Context().Value(peerKey{}).(peer)
+	p, _ := r.Context().Value(peerKey{}).(*peer)
+	if p == nil {
+		return Caller{}, req, fault.New(fault.Refused, "can't tell who calls")
+	}
 	if p.err != nil {
 		return Caller{}, req, fault.New(fault.Refused, "can't tell who calls: %v", p.err)
 	}
 	if p.uid != os.Getuid() {
 		return Caller{}, req, fault.New(fault.Refused, "the gateway belongs to another user")
 	}
-	caller, err := s.gateway.Identify(p.pid, r.Header.Get(api.TokenHeader))
+	caller, err := p.caller(s.gateway, r.Header.Get(api.TokenHeader))
 	if err != nil {
 		return Caller{}, req, err
 	}

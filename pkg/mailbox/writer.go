@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"go.etcd.io/bbolt"
 
@@ -71,6 +72,18 @@ func (s *Store) Go(fn func(*Tx) error, done func(error)) {
 	}
 }
 
+// Later is Go for what nobody waits for: it shares the next group's commit, or
+// has one of its own if none comes within lateBound. It costs no commit where
+// there is traffic, and is ordered with Go and Write as it was called.
+func (s *Store) Later(fn func(*Tx) error, done func(error)) {
+	if !s.queue.pushLater(&job{fn: fn, done: done}) {
+		done(s.closed())
+	}
+}
+
+// lateBound is how long a Later may wait for company.
+const lateBound = 25 * time.Millisecond
+
 // queue holds the jobs that wait for the writer. It is not a channel, because Go
 // must not block on a slow disk; what bounds it is that every caller has only
 // so many messages in hand.
@@ -78,6 +91,7 @@ type queue struct {
 	mu     sync.Mutex // guards jobs and shut
 	filled sync.Cond  // on mu: jobs has grown, or shut is set
 	jobs   []*job
+	later  []*job // go before the next job, or when their timer fires
 	shut   bool
 }
 
@@ -90,9 +104,33 @@ func (q *queue) push(j *job) bool {
 	if q.shut {
 		return false
 	}
-	q.jobs = append(q.jobs, j)
+	q.jobs = append(append(q.jobs, q.later...), j)
+	q.later = nil
 	q.filled.Signal()
 	return true
+}
+
+// pushLater appends j behind what is there, without waking the writer yet.
+func (q *queue) pushLater(j *job) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.shut {
+		return false
+	}
+	q.later = append(q.later, j)
+	if len(q.later) == 1 {
+		time.AfterFunc(lateBound, q.flush)
+	}
+	return true
+}
+
+// flush hands what is late to the writer.
+func (q *queue) flush() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.jobs = append(q.jobs, q.later...)
+	q.later = nil
+	q.filled.Signal()
 }
 
 // pop takes the first job whose caller still waits. With wait it blocks until
@@ -122,6 +160,8 @@ func (q *queue) close() bool {
 	defer q.mu.Unlock()
 	first := !q.shut
 	q.shut = true
+	q.jobs = append(q.jobs, q.later...)
+	q.later = nil
 	q.filled.Signal()
 	return first
 }
