@@ -1,0 +1,288 @@
+package gateway
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"fleet/pkg/api"
+	"fleet/pkg/bus"
+	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
+	"fleet/pkg/identity"
+	"fleet/pkg/localapi"
+	"fleet/pkg/mailbox"
+	"fleet/pkg/trace"
+)
+
+// sends are the sends of this host whose outcome is awaited.
+type sends struct {
+	g  *Gateway
+	mu sync.Mutex // guards active
+	// active holds a send from its acceptance until its first result is known and
+	// nobody watches it any more.
+	active map[string]*sending
+}
+
+// accept is where every message of a local caller enters the fleet. It returns
+// once the send is recorded under its id, so that a retry finds it.
+func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRequest) (*sending, error) {
+	if len(r.Text) > g.cfg.Limits.TextBytes {
+		return nil, fault.New(fault.Usage, "the text has %d bytes, more than the %d that a message may have", len(r.Text), g.cfg.Limits.TextBytes).
+			WithHint("limits.text_bytes in fleet.yaml sets the limit; a file's path may be better sent than its content")
+	}
+	to, err := g.recipient(from, r)
+	if err != nil {
+		return nil, g.unresolved(r.To, err)
+	}
+	if to.GID == from.GID {
+		return nil, fault.New(fault.Refused, "%s is the sender itself", r.To).
+			WithHint("a message to oneself would never be answered")
+	}
+	if me := g.agents.get(from.GID); r.Wait && me != nil && me.mailboxFull(ctx) {
+		return nil, fault.New(fault.Full, "the own mailbox is full, so an answer would have no place").
+			WithHint("`fleet inbox` takes what waits there")
+	}
+	s, err := g.newSending(from, to, r)
+	if err != nil {
+		return nil, err
+	}
+	if r.ID == "" {
+		return g.sends.startNew(s)
+	}
+	return g.sends.start(ctx, s)
+}
+
+// recipient is the agent that a send is for. What was sent before goes on also
+// where the roster does not know its recipient: yet, after a restart, or any
+// more, so that its outcome can still be had.
+func (g *Gateway) recipient(from localapi.Caller, r api.SendRequest) (api.Agent, error) {
+	to, err := g.who.resolve(r.To)
+	if err == nil || r.ID == "" {
+		return to, err
+	}
+	row, ok, readErr := g.sentRow(from.GID, sendID(from.GID, r.ID))
+	if readErr != nil || !ok || r.To != row.ToName && r.To != row.ToName+"@"+string(row.ToHost) && r.To != string(row.To) {
+		return to, err
+	}
+	return api.Agent{GID: row.To, Name: row.ToName, Host: row.ToHost}, nil
+}
+
+// unresolved explains why an address fits nobody. Without a link, an agent of
+// another host can't be said to be missing (R13).
+func (g *Gateway) unresolved(address string, err error) error {
+	_, host, remote := strings.Cut(address, "@")
+	if !remote || host == string(g.cfg.Host) || g.bus == nil || fault.From(err).Kind != fault.NotFound {
+		return err
+	}
+	if s := g.bus.State(); s.Link == bus.Down || s.Link == bus.Held {
+		return s.Err
+	}
+	return err
+}
+
+// newSending builds the message.
+func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendRequest) (*sending, error) {
+	body, err := envelope.Encode(envelope.Text{Text: r.Text})
+	if err != nil {
+		return nil, err
+	}
+	id := sendID(from.GID, r.ID)
+	if id == "" {
+		id = g.mintID(from.GID, to.GID, to.Host)
+	}
+	e := envelope.Envelope{Kind: envelope.Send, ID: id, Trace: envelope.NewTrace(), From: from.GID,
+		FromHost: g.cfg.Host, To: string(to.GID), TS: envelope.At(g.now()), Body: body}
+	if r.ExpiresSeconds > 0 {
+		e.Exp = envelope.At(g.now().Add(time.Duration(r.ExpiresSeconds * float64(time.Second))))
+	}
+	s := &sending{g: g, queue: newQueue[func()](), gone: make(chan struct{}), env: e}
+	if r.Wait {
+		s.waiters = 1 // before it runs, so that an outcome that is there already finds the waiter
+	}
+	s.row = sendRow{ID: e.ID, From: e.From, To: to.GID, ToHost: to.Host, ToName: to.Name, Trace: e.Trace,
+		Digest: e.Digest(), Created: g.now(), Exp: e.Exp.Time}
+	return s, nil
+}
+
+// sendID is the id of a message whose sender asked for word: a UUID as it is,
+// any other word as what derives from sender and word; empty without a word.
+func sendID(from identity.GID, word string) envelope.ID {
+	if word == "" {
+		return ""
+	}
+	if id, ok := envelope.ParseID(word); ok {
+		return id
+	}
+	return envelope.DeriveID(string(from), "send "+word)
+}
+
+// startNew begins a send whose id has just been minted, so that it can't have
+// been sent before. Its record goes to the disk with the next commit, and nobody
+// waits for that: should the gateway be killed before, the id itself proves whom
+// the message was for (mintID), and a retry of it learns from the recipient's side
+// what this one would have known.
+func (x *sends) startNew(s *sending) (*sending, error) {
+	var err error
+	if s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits); err != nil {
+		return nil, err
+	}
+	s.watchers = 1
+	key := sendKey(s.row.From, s.row.ID)
+	x.mu.Lock()
+	x.active[key] = s
+	x.mu.Unlock()
+	row := s.row
+	x.g.store.Later(func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, key, row) }, func(err error) {
+		if err != nil {
+			x.g.log.Error("can't record a send", "id", row.ID, "trace", row.Trace, "err", err)
+		}
+	})
+	x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+	s.emit(api.Event{Step: api.StepAccepted})
+	go s.run(x.g.ctx)
+	return s, nil
+}
+
+// start records the send and begins it, or joins the one that has its id.
+func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
+	key := sendKey(s.row.From, s.row.ID)
+	for {
+		x.mu.Lock()
+		other := x.active[key]
+		if other == nil {
+			x.active[key] = s
+			s.watchers++ // until the caller watches, so that it does not end before
+		} else if !other.join(s.waiters > 0) {
+			// It is ending this very moment.
+			x.mu.Unlock()
+			<-other.gone
+			continue
+		}
+		x.mu.Unlock()
+		if other == nil {
+			break
+		}
+		if other.row.Digest != s.row.Digest {
+			other.leave(s.waiters > 0)
+			return nil, x.conflict(s.row.ID)
+		}
+		if s.waiters > 0 {
+			other.queue.put(other.catchUp)
+		}
+		return other, nil
+	}
+	known, err := x.record(ctx, s)
+	if err != nil {
+		x.drop(s)
+		return nil, err
+	}
+	if !known {
+		x.g.audit.Write(trace.Of(trace.Accepted, s.env))
+	}
+	s.emit(api.Event{Step: api.StepAccepted})
+	go s.run(x.g.ctx)
+	return s, nil
+}
+
+func (x *sends) conflict(id envelope.ID) error {
+	return fault.New(fault.Conflict, "message %s was sent before with another text or to another agent", id).
+		WithHint("an id stands for one message: use another id, or send the same text again")
+}
+
+// record writes the send's row, or takes over the row that is there.
+func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) {
+	key := sendKey(s.row.From, s.row.ID)
+	err = x.g.store.Write(ctx, func(tx *mailbox.Tx) error {
+		old, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
+		if err != nil {
+			return err
+		}
+		known = ok
+		if !ok {
+			if err := findOutcome(tx, &s.row); err != nil {
+				return err
+			}
+			return mailbox.Set(tx, sendsTable, key, s.row)
+		}
+		if old.Digest != s.row.Digest {
+			return x.conflict(old.ID)
+		}
+		s.row = old
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	s.env.Trace = s.row.Trace
+	s.env.Exp = envelope.At(s.row.Exp)
+	if s.row.Exp.IsZero() {
+		s.env.Exp = envelope.Time{}
+	}
+	s.env, s.sealed, err = envelope.Seal(s.env, x.g.signer, x.g.cfg.Limits)
+	return known, err
+}
+
+// findOutcome looks whether the outcome of a send without a record is there
+// already: a gateway was killed between the two.
+func findOutcome(tx *mailbox.Tx, row *sendRow) error {
+	heads, err := tx.Heads(row.From, 0, 1<<30)
+	if err != nil {
+		return err
+	}
+	for _, m := range heads {
+		if m.Re == row.ID && m.Kind.Terminal() && m.From == row.To {
+			row.Outcome = &outcomeNote{Seq: m.Seq}
+		}
+	}
+	return nil
+}
+
+func (x *sends) drop(s *sending) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if key := sendKey(s.row.From, s.row.ID); x.active[key] == s {
+		delete(x.active, key)
+	}
+}
+
+func (x *sends) find(from identity.GID, id envelope.ID) *sending {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.active[sendKey(from, id)]
+}
+
+// receipt takes what a recipient's gateway, or an agent of this host, says of a
+// message.
+func (x *sends) receipt(from identity.GID, id envelope.ID, kind envelope.Kind, r envelope.Receipt) {
+	if s := x.find(from, id); s != nil {
+		s.queue.put(func() { s.heard(kind, r) })
+	}
+}
+
+// filled ends the waits of a sender whose own mailbox has become full: an answer
+// would have no place (R11).
+func (x *sends) filled(from identity.GID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.active {
+		if s.row.From == from {
+			s.queue.put(func() {
+				if s.isAwaited() {
+					s.fail(fault.New(fault.Full, "the own mailbox has filled up, so an answer would have no place").
+						WithHint("`fleet inbox` takes what waits there; fleet send --id %s --wait goes on with this message", s.row.ID))
+				}
+			})
+		}
+	}
+}
+
+// mailboxFull asks the agent.
+func (a *agent) mailboxFull(ctx context.Context) bool {
+	full := false
+	if err := a.ask(ctx, func() { full = a.full() }); err != nil {
+		return false
+	}
+	return full
+}
