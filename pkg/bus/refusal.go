@@ -147,5 +147,5 @@ func (b *Bus) explain(err error) (string, error) {
 		reason = "the broker refuses the login, or the network cut the handshake (" + text + ")"
 	}
 	return reason, fault.New(fault.NoBroker, "%s", reason).
-		WithHint("check user, password, virtual host and permissions; fleet broker setup prints them")
+		WithHint("check user, password, virtual host and permissions")
 }

@@ -91,7 +91,7 @@ func newBoard() *board {
 
 func noBroker(reason string) error {
 	return fault.New(fault.NoBroker, "the broker is out of reach: %s", reason).
-		WithHint("fleet doctor checks the connection")
+		WithHint("`fleet gateway status` shows the link; broker.url in fleet.yaml names the broker")
 }
 
 func (b *board) state() State {

@@ -35,7 +35,7 @@ func New(socket, token string) *Client {
 		return d.DialContext(ctx, "unix", socket)
 	}
 	return &Client{
-		http:   http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 128}},
+		http:   http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 512}},
 		socket: socket,
 		token:  token,
 	}

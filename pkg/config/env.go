@@ -172,7 +172,7 @@ func stray(variable string, known []string) error {
 	if section != first {
 		return &misfit{message: message, hint: "did you mean " + variablePrefix + section + "_" + rest + "?"}
 	}
-	return &misfit{message: message, hint: "the keys of " + strings.ToLower(section) + " are in `fleet config show`"}
+	return &misfit{message: message, hint: "the fleet.yaml that `fleet init` writes names the keys of " + strings.ToLower(section)}
 }
 
 func upper(words []string) []string {

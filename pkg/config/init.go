@@ -78,7 +78,7 @@ func template(host identity.Host, brokerURL string) string {
 		url = "  url: " + quoted(brokerURL)
 	}
 	return strings.NewReplacer("@HOST@", string(host), "@URL@", url).Replace(`# The configuration of this host. Every key can also be set by a variable:
-# broker.url by FLEET_BROKER_URL. Check it with: fleet config check
+# broker.url by FLEET_BROKER_URL. The gateway checks it when it starts
 
 host: @HOST@
 

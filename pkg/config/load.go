@@ -180,7 +180,7 @@ func (d *draft) settle() Config {
 	return c
 }
 
-// Setting is one key with its value, for `fleet config show`.
+// Setting is one key with its value and where that was set.
 type Setting struct {
 	Key    string `json:"key"`
 	Value  string `json:"value"` // redacted

@@ -84,6 +84,10 @@ func (r arrival) done() {
 	}
 }
 
+// room is how much of a mailbox local senders leave to what the broker has handed
+// over already, and so that prefetch of an inbox.
+func (g *Gateway) room() int { return max(1, min(prefetch, g.cfg.Mailbox.Messages/2)) }
+
 // prefetch bounds what the broker hands over unacknowledged for one inbox. A
 // mailbox keeps this much room when it pauses its consumer (R11).
 const prefetch = 32
@@ -281,7 +285,7 @@ func (a *agent) conflict(r arrival) {
 // full says whether the mailbox takes no more local messages.
 func (a *agent) full() bool {
 	most := a.g.cfg.Mailbox
-	return a.stats.Count+a.writes >= most.Messages-prefetch || a.stats.Bytes >= most.Bytes
+	return a.stats.Count+a.writes >= most.Messages-a.g.room() || a.stats.Bytes >= most.Bytes
 }
 
 // counted takes over the mailbox's counts after a write.

@@ -59,7 +59,7 @@ func (g *Gateway) attach(a *agent) {
 	g.bus.BindLive(topology.LiveKey(a.gid))
 	g.bus.Attach(a.queueName(), func(d topology.Dialect) topology.Queue {
 		return g.layout.Inbox(d, a.gid, a.role.Pulls(), a.groups)
-	}, prefetch, a.receiveInbox)
+	}, g.room(), a.receiveInbox)
 }
 
 func (a *agent) queueName() string {
