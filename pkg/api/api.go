@@ -85,7 +85,7 @@ type SendRequest struct {
 
 // The steps of a send, in Event.Step.
 const (
-	StepAccepted  = "accepted"       // recorded under its id
+	StepAccepted  = "accepted"       // it has its id and is on its way
 	StepPublished = "published"      // the broker has it and has routed it
 	StepInjected  = "injected"       // the agent has taken it
 	StepDeferred  = "deferred"       // it waits for the agent
@@ -140,7 +140,7 @@ type ReplyResult struct {
 
 // InboxRequest asks for the caller's waiting messages, oldest first. Taking is
 // two steps: what is listed with Lease stays in the mailbox, hidden from others
-// while the stream is open, until Ack names it.
+// for a bounded time, until Ack names it.
 type InboxRequest struct {
 	Lease  bool    `json:"lease,omitempty"`
 	All    bool    `json:"all,omitempty"` // the operator's whole mailbox
@@ -169,8 +169,7 @@ type Message struct {
 	Detail   string         `json:"detail,omitempty"`
 }
 
-// AckRequest says that the caller has these messages, or (Undo) that it gives
-// their leases back.
+// AckRequest says that the caller has these messages.
 type AckRequest struct {
 	IDs []envelope.ID `json:"ids"`
 }
@@ -242,7 +241,8 @@ type Status struct {
 	Agents      int           `json:"agents_count"`
 	Peers       int           `json:"peers_count"`
 	OpenTurns   int           `json:"open_turns_count"`
-	// Outcomes counts terminal outcomes that the broker does not have yet.
+	// Outcomes counts terminal outcomes and dead letters that their recipients do
+	// not have yet.
 	Outcomes int `json:"stored_outcomes_count"`
 }
 

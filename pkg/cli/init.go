@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"net/url"
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"fleet/pkg/config"
+	"fleet/pkg/fault"
 	"fleet/pkg/identity"
 )
 
-type initOptions struct{ host, broker string }
+type initOptions struct{ host, broker, brokerFile string }
 
 func newInit(app *App) *cobra.Command {
 	var o initOptions
@@ -16,12 +20,14 @@ func newInit(app *App) *cobra.Command {
 		Short: "Make this host's directory, configuration and key",
 		Long: `Make this host's directory with fleet.yaml and an Ed25519 key where they are
 missing. What stands is kept. Prints the line that the other hosts need.`,
-		Example: "  fleet init --host alpha --broker amqps://alpha:PASSWORD@broker.example/fleet",
+		Example: "  fleet init --host alpha --broker-file url.txt   # amqps://alpha:PASSWORD@broker.example/fleet",
 		Args:    args(cobra.NoArgs),
 		RunE:    func(*cobra.Command, []string) error { return runInit(app, o) },
 	}
 	cmd.Flags().StringVar(&o.host, "host", "", "the host's `NAME`, one DNS label (default: this machine's)")
 	cmd.Flags().StringVar(&o.broker, "broker", "", "the broker's `URL`; without one only agents of this host can be reached")
+	cmd.Flags().StringVar(&o.brokerFile, "broker-file", "", "read the broker's URL from `FILE` (- is stdin), for one with a password")
+	cmd.MarkFlagsMutuallyExclusive("broker", "broker-file")
 	return cmd
 }
 
@@ -33,6 +39,24 @@ type initResult struct {
 	Key     string        `json:"key"`
 }
 
+// url is the broker's URL. One with a password comes from a file: what stands on a
+// command line can be read by everybody on the machine, and stays in the shell's
+// history. The broker's own default login is no secret.
+func (o initOptions) url(app *App) (string, error) {
+	if o.brokerFile != "" {
+		text := textOptions{file: o.brokerFile}
+		s, err := text.read(app, "", false)
+		return strings.TrimSpace(s), err
+	}
+	if u, err := url.Parse(o.broker); err == nil && u.User != nil {
+		if password, set := u.User.Password(); set && password != "guest" {
+			return "", fault.New(fault.Usage, "a password does not belong on a command line").
+				WithHint("fleet init --broker-file FILE reads the URL from a file; - is stdin")
+		}
+	}
+	return o.broker, nil
+}
+
 func runInit(app *App, o initOptions) error {
 	var host identity.Host
 	if o.host != "" {
@@ -42,11 +66,15 @@ func runInit(app *App, o initOptions) error {
 		}
 		host = parsed
 	}
+	broker, err := o.url(app)
+	if err != nil {
+		return err
+	}
 	dir, err := app.directory()
 	if err != nil {
 		return err
 	}
-	created, err := config.Init(dir, host, o.broker)
+	created, err := config.Init(dir, host, broker)
 	if err != nil {
 		return err
 	}

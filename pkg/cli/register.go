@@ -52,6 +52,9 @@ var registerColumns = []output.Column[api.Agent]{
 }
 
 func runRegister(ctx context.Context, app *App, o registerOptions, name string, command []string) error {
+	if o.export && app.json {
+		return fault.New(fault.Usage, "--export prints a secret for a shell, and --json never prints one")
+	}
 	o.request.Name, o.request.Role = name, api.Role(o.role)
 	g, err := app.gateway()
 	if err != nil {

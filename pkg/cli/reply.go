@@ -6,6 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"fleet/pkg/api"
+	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
 	"fleet/pkg/output"
 )
 
@@ -37,6 +39,10 @@ func runReply(ctx context.Context, app *App, o textOptions, a []string) error {
 		r.ID = a[0]
 	case len(a) == 1:
 		arg, given = a[0], true
+	}
+	if _, ok := envelope.ParseID(arg); ok && r.ID == "" {
+		return fault.New(fault.Usage, "the text of the reply is missing: %s is a message's id", arg).
+			WithHint("fleet reply %s TEXT", arg)
 	}
 	text, err := o.read(app, arg, given)
 	if err != nil {

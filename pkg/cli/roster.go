@@ -45,8 +45,17 @@ var hostColumns = []output.Column[api.Host]{
 	{Title: "state", Cell: func(h api.Host) string { return h.State }},
 	{Title: "agents", Cell: func(h api.Host) string { return strconv.Itoa(h.Agents) }},
 	{Title: "heard", Cell: func(h api.Host) string { return age(h.HeartbeatSeconds, h.State != "here") }},
+	{Title: "skew", Cell: func(h api.Host) string { return skew(h) }},
 	{Title: "version", Cell: func(h api.Host) string { return h.Version }},
 	{Title: "profiles", Cell: func(h api.Host) string { return strings.Join(h.Profiles, ",") }},
+}
+
+// skew is how far the host's clock is ahead of ours, where that is worth a look.
+func skew(h api.Host) string {
+	if h.State == "here" || h.SkewSeconds > -1 && h.SkewSeconds < 1 {
+		return ""
+	}
+	return strconv.FormatFloat(h.SkewSeconds, 'f', 0, 64) + "s"
 }
 
 func age(seconds float64, known bool) string {

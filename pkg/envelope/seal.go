@@ -162,6 +162,30 @@ const (
 	ReasonUndeliverable  Reason = "undeliverable" // a terminal outcome whose recipient has no inbox any more
 )
 
+// Printable is what of a refused envelope may stand in a log: its ids, where a
+// configured peer signed it and they have their forms.
+func (e Envelope) Printable(verified bool) (p Envelope) {
+	if !verified {
+		return p
+	}
+	if id, ok := ParseID(string(e.ID)); ok {
+		p.ID = id
+	}
+	if e.Trace.valid() {
+		p.Trace = e.Trace
+	}
+	if gid, err := identity.ParseGID(string(e.From)); err == nil {
+		p.From = gid
+	}
+	if host, err := identity.ParseHost(string(e.FromHost)); err == nil {
+		p.FromHost = host
+	}
+	if _, known := rules[e.Kind]; known {
+		p.Kind = e.Kind
+	}
+	return p
+}
+
 // Refusal says why an envelope is not accepted. Detail is safe to print: it
 // holds no raw byte of an unverified body.
 type Refusal struct {

@@ -52,6 +52,8 @@ type agent struct {
 	stats    mailbox.Stats
 	paused   bool
 	closing  bool
+	gone     bool           // no longer one of the host's agents, while closing
+	stops    []chan stopped // of who waits for its end, each with room for one
 	expiry   *time.Timer
 }
 
@@ -290,9 +292,12 @@ func (a *agent) full() bool {
 
 // counted takes over the mailbox's counts after a write.
 func (a *agent) counted(s mailbox.Stats) {
+	if a.gone {
+		return
+	}
 	a.stats = s
 	a.gauge()
-	a.g.who.update(a.view())
+	a.announce()
 }
 
 // gauge stops the consumer while the mailbox is full, so that the backlog meets

@@ -71,7 +71,7 @@ func newFleet(t *testing.T, url string, n, agentsEach int, heartbeat time.Durati
 		g.layout = topology.Layout{Host: host, Type: topology.Classic, Limits: topology.DefaultLimits}
 		g.layout.Limits.InboxTTL, g.layout.Limits.PullerExpires = time.Minute, 5*time.Minute // what is left on a shared broker goes
 		g.sends = &sends{g: g, active: map[string]*sending{}}
-		if g.audit, err = trace.Open(filepath.Join(t.TempDir(), "audit"), host); err != nil {
+		if g.audit, err = trace.Open(filepath.Join(t.TempDir(), "audit"), host, g.log); err != nil {
 			t.Fatal(err)
 		}
 		peers[host] = config.Peer{Keys: []identity.PublicKey{signer.Public()}}

@@ -116,7 +116,7 @@ func (g *Gateway) open() (closeAll func(), err error) {
 		return closeAll, err
 	}
 	g.keys = g.cfg.Keyring(g.signer.Public())
-	if g.audit, err = trace.Open(g.cfg.Paths().Audit(), g.cfg.Host); err != nil {
+	if g.audit, err = trace.Open(g.cfg.Paths().Audit(), g.cfg.Host, g.log); err != nil {
 		return closeAll, err
 	}
 	closers = append(closers, g.audit.Close)
@@ -183,7 +183,7 @@ func (g *Gateway) serve(ctx context.Context, ready func()) error {
 		"incarnation", g.incarnation, "agents", len(g.agents.all()))
 	ready()
 
-	if err := localapi.Serve(ctx, listener, g, g.version); err != nil {
+	if err := localapi.Serve(ctx, listener, g, g.version, g.cfg.Limits.TextBytes); err != nil {
 		fail(fmt.Errorf("serve the socket: %w", err))
 	}
 	endParts()

@@ -213,7 +213,7 @@ func (o *outbox) giveOutcome(ctx context.Context, key string) (trace.Line, error
 		g.log.Warn("an outcome has no recipient any more, and no broker keeps it", "id", e.ID, "trace", e.Trace)
 		return line, nil
 	}
-	return line, g.bury(ctx, deadRow{Sealed: row.Sealed, Reason: envelope.ReasonUndeliverable})
+	return line, g.bury(ctx, deadRow{Sealed: row.Sealed, Reason: envelope.ReasonUndeliverable, ID: e.ID, Kind: e.Kind})
 }
 
 // handIn gives an outcome to an agent of this host and waits until it is kept.

@@ -4,6 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
 
 	"fleet/pkg/api"
 	"fleet/pkg/envelope"
@@ -20,6 +26,48 @@ type failure struct {
 	dead   envelope.Reason // why the message itself goes to the dead letters, where it was never injected
 	detail string
 	screen string
+}
+
+// The most of a failure's words that an outcome carries, encoded: with both, it
+// is within every host's limit, so that its sender always learns of the failure.
+const (
+	detailMost = 1 << 10
+	screenMost = 7 << 10
+)
+
+// outcome is the failure as its sender is told it: the beginning of the detail,
+// and the end of the screen.
+func (f failure) outcome() envelope.Outcome {
+	detail, screen := strings.ToValidUTF8(f.detail, "?"), strings.ToValidUTF8(f.screen, "?")
+	room := detailMost
+	for i, r := range detail {
+		if room -= encodedLen(r); room < 0 {
+			detail = detail[:i]
+			break
+		}
+	}
+	room = screenMost
+	for i := len(screen); i > 0; {
+		r, size := utf8.DecodeLastRuneInString(screen[:i])
+		if room -= encodedLen(r); room < 0 {
+			screen = screen[i:]
+			break
+		}
+		i -= size
+	}
+	return envelope.Outcome{Reason: string(f.reason), Detail: detail, Screen: screen}
+}
+
+// encodedLen is the most bytes that r takes in JSON.
+func encodedLen(r rune) int {
+	switch {
+	case r < ' ' || r == '\u2028' || r == '\u2029' || r == 0x7f:
+		return 6
+	case r == '"' || r == '\\':
+		return 2
+	default:
+		return utf8.RuneLen(r)
+	}
 }
 
 // ending is one turn's end, ready to be written.
@@ -72,8 +120,15 @@ func (n *ending) write(g *Gateway, tx *mailbox.Tx) error {
 			return err
 		}
 	}
+	lane, behind := "", false
 	if t.FromHost == g.cfg.Host {
-		if target := g.agents.get(t.From); target != nil {
+		// What waits here for the same agent goes first (R8).
+		lane = outcomeLane(t.Agent, t.From) + "/"
+		var err error
+		if behind, err = waits(tx, lane); err != nil {
+			return err
+		}
+		if target := g.agents.get(t.From); target != nil && !behind {
 			k, err := g.keep(tx, target.gid, target.role, arrival{env: n.env, sealed: n.sealed}, false)
 			if err == nil {
 				n.target, n.kept = target, k
@@ -89,14 +144,25 @@ func (n *ending) write(g *Gateway, tx *mailbox.Tx) error {
 	if err != nil {
 		return err
 	}
-	n.stored = fmt.Sprintf("%020d", number)
+	n.stored = fmt.Sprintf("%s%020d", lane, number)
 	return mailbox.Set(tx, outcomesTable, n.stored, outcomeRow{
 		Sealed: n.sealed, From: t.Agent, To: t.From, ToHost: t.FromHost, Stored: g.now()})
+}
+
+// waits says whether a row of a local lane waits in the outbox.
+func waits(tx *mailbox.Tx, lane string) (bool, error) {
+	some := errors.New("there is one")
+	err := mailbox.Each(tx, outcomesTable, lane, func(string, json.RawMessage) error { return some })
+	if errors.Is(err, some) {
+		return true, nil
+	}
+	return false, err
 }
 
 // written goes on once the transaction is on disk. sent, where the outcome is
 // for another host, is closed once the broker has it.
 func (n *ending) written(g *Gateway) (sent <-chan struct{}) {
+	g.unspool(n.turn)
 	line := trace.Of(trace.Answered, n.env)
 	line.Reason = n.state.Reason
 	g.audit.Write(line)
@@ -116,9 +182,22 @@ func (n *ending) written(g *Gateway) (sent <-chan struct{}) {
 	return nil
 }
 
+// unspool removes the text of a turn that has ended, where it was long enough to
+// be given as a file.
+func (g *Gateway) unspool(t turn.Turn) {
+	path := filepath.Join(g.cfg.Paths().Spool(), string(t.Agent), string(t.Message)+".txt")
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		g.log.Warn("a spooled text stays", "path", path, "err", err)
+	}
+}
+
 // reply ends the turn of message with the agent's answer. done learns where the
 // reply is, or why there is none.
 func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
+	if a.closing {
+		done(replied{err: errStopping(a)})
+		return
+	}
 	t, err := a.turns.Answerable(message)
 	if err != nil {
 		done(replied{err: err})
@@ -137,6 +216,11 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 	a.turns.Drop(t.Message)
 	var stats mailbox.Stats
 	a.g.store.Go(func(tx *mailbox.Tx) (err error) {
+		if _, open, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key()); err != nil {
+			return err
+		} else if !open {
+			return fault.New(fault.Stale, "the turn of message %s has ended", t.Message).WithHint("nothing was sent")
+		}
 		if err := n.write(a.g, tx); err != nil {
 			return err
 		}
@@ -145,7 +229,9 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 	}, func(err error) {
 		a.post(func() {
 			if err != nil {
-				a.turns.Put(t)
+				if !errors.Is(err, fault.Stale) {
+					a.turns.Put(t)
+				}
 				done(replied{err: err})
 				return
 			}
@@ -166,11 +252,13 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 	})
 }
 
-// failMessage ends a message that was never injected.
+// failMessage ends a message that was never injected. It has left the line, so
+// that a write that fails is tried again.
 func (g *Gateway) failMessage(a *agent, seq uint64, f failure) {
 	var n *ending
 	var stats mailbox.Stats
 	g.store.Go(func(tx *mailbox.Tx) error {
+		n = nil // a group that fails to commit is run again
 		m, ok, err := tx.Message(a.gid, seq)
 		if err != nil || !ok {
 			return err
@@ -186,7 +274,8 @@ func (g *Gateway) failMessage(a *agent, seq uint64, f failure) {
 	}, func(err error) {
 		a.post(func() {
 			if err != nil {
-				g.log.Error("can't end a message", "agent", a.name, "seq", seq, "err", err)
+				g.log.Error("can't end a message; trying again", "agent", a.name, "seq", seq, "err", err)
+				a.after(2*time.Second, func() { g.failMessage(a, seq, f) })
 				return
 			}
 			if n == nil {
@@ -209,11 +298,9 @@ func (g *Gateway) endUnread(a *agent, m mailbox.Message, f failure) (*ending, er
 	if err := json.Unmarshal(m.Sealed.Bytes, &e); err != nil {
 		return nil, fmt.Errorf("decode stored message: %w", err)
 	}
-	n, err := g.end(turn.Open(a.gid, m.Seq, e, g.now()), f.kind,
-		envelope.Outcome{Reason: string(f.reason), Detail: f.detail, Screen: f.screen},
-		status{State: failed, Reason: string(f.reason)})
+	n, err := g.end(turn.Open(a.gid, m.Seq, e, g.now()), f.kind, f.outcome(), status{State: failed, Reason: string(f.reason)})
 	if err == nil {
-		n.dead = &deadRow{Sealed: m.Sealed, Reason: f.dead, Queue: a.queueName(), Told: true}
+		n.dead = &deadRow{Sealed: m.Sealed, Reason: f.dead, Queue: a.queueName(), Told: true, ID: m.ID, Kind: m.Kind}
 		n.deadKey = string(a.gid) + "/" + string(m.ID)
 	}
 	return n, err
@@ -224,7 +311,7 @@ func (g *Gateway) endUnread(a *agent, m mailbox.Message, f failure) (*ending, er
 func (g *Gateway) buryLater(e envelope.Envelope, s envelope.Sealed, reason envelope.Reason) {
 	key := e.To + "/" + string(e.ID)
 	g.store.Go(func(tx *mailbox.Tx) error {
-		return mailbox.Set(tx, deadTable, key, deadRow{Sealed: s, Reason: reason, Told: true})
+		return mailbox.Set(tx, deadTable, key, deadRow{Sealed: s, Reason: reason, Told: true, ID: e.ID, Kind: e.Kind})
 	}, func(err error) {
 		if err != nil {
 			g.log.Error("can't keep a dead letter", "id", e.ID, "err", err)

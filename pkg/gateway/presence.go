@@ -22,8 +22,9 @@ const hostUnknown = roster.Unknown
 type presence struct {
 	g       *Gateway
 	roster  *roster.Roster
-	changed signal        // fired after every change of a view
-	poke    chan struct{} // tells run to look at the roster's next moment again
+	changed signal              // fired after every change of a view
+	answers *queue[[]roster.Do] // to what was heard, published by speak
+	poke    chan struct{}       // tells run to look at the roster's next moment again
 
 	mu      sync.Mutex // guards ignored
 	ignored map[envelope.Reason]int
@@ -38,6 +39,7 @@ func newPresence(g *Gateway) *presence {
 		g: g,
 		roster: roster.New(roster.Self{Host: g.cfg.Host, Incarnation: g.incarnation, Version: g.version, Profiles: profiles},
 			roster.Options{Heartbeat: g.cfg.Roster.Heartbeat, RemoveAfter: g.cfg.Roster.Forget}),
+		answers: newQueue[[]roster.Do](),
 		poke:    make(chan struct{}, 1),
 		ignored: map[envelope.Reason]int{},
 	}
@@ -45,6 +47,7 @@ func newPresence(g *Gateway) *presence {
 
 // run speaks and ages until ctx ends, then says goodbye.
 func (p *presence) run(ctx context.Context) {
+	go p.speak(ctx)
 	for ctx.Err() == nil {
 		var link <-chan struct{}
 		if p.g.bus != nil {
@@ -67,6 +70,15 @@ func (p *presence) run(ctx context.Context) {
 		bye, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		p.publish(bye, p.roster.Leave(p.g.now()))
+	}
+}
+
+// speak publishes answers until ctx ends.
+func (p *presence) speak(ctx context.Context) {
+	for ctx.Err() == nil {
+		for _, do := range p.answers.take(ctx) {
+			p.publish(ctx, do)
+		}
 	}
 }
 
@@ -148,7 +160,7 @@ func (p *presence) heard(do []roster.Do, err error) {
 		level("presence", "problem", clean(err.Error()))
 	}
 	if len(do) > 0 {
-		p.publish(p.g.ctx, do)
+		p.answers.put(do) // a broker's handler must not wait for the publish window
 	}
 	p.touched()
 }
@@ -228,10 +240,6 @@ func (p *presence) knows(gid identity.GID, host identity.Host) bool {
 	owner, ok := p.roster.Owner(gid)
 	return ok && owner == host
 }
-
-// need is called when a message waits for news from host. The roster asks by
-// itself as soon as it hears the host; there is nothing to hurry but the look.
-func (p *presence) need(identity.Host) { p.touched() }
 
 func (p *presence) host(h identity.Host) (roster.HostView, bool) {
 	return p.roster.Host(h, p.g.now())

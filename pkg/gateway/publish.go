@@ -21,6 +21,10 @@ const (
 	headerTold   = "fleet-sender-told" // "yes": a replay skips it unless it is named (R12a)
 )
 
+// longestHeader bounds what is copied of a message's own headers: a signature has
+// 86 characters.
+const longestHeader = 256
+
 // linkUp is the state in which messages pass.
 const linkUp = bus.Up
 
@@ -111,12 +115,10 @@ type live struct {
 func (g *Gateway) runLive(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, l := range g.live.take(ctx) {
-			p, err := g.bus.Publish(ctx, g.message(l.env, l.sealed))
-			if err != nil {
+			// Nobody waits for a receipt's own fate.
+			if _, err := g.bus.Publish(ctx, g.message(l.env, l.sealed)); err != nil {
 				g.log.Debug("a live message is dropped", "kind", l.env.Kind, "trace", l.env.Trace, "err", err)
-				continue
 			}
-			_ = p // nobody waits for a receipt's own fate
 		}
 	}
 }
@@ -155,18 +157,17 @@ func (g *Gateway) bury(ctx context.Context, d deadRow) error {
 		},
 		ContentType: envelope.ContentType, AppID: "fleet/" + g.version, Body: d.Sealed.Bytes, Timestamp: g.now(),
 	}
-	if d.Sealed.Key != "" {
-		m.Headers[envelope.HeaderKey] = string(d.Sealed.Key)
-	}
-	if d.Sealed.Signature != "" {
-		m.Headers[envelope.HeaderSignature] = d.Sealed.Signature
+	// A header that is longer than any of ours comes from a stranger; with it the
+	// letter could never be published, and would stay in the inbox for ever.
+	for name, value := range map[string]string{envelope.HeaderKey: string(d.Sealed.Key), envelope.HeaderSignature: d.Sealed.Signature} {
+		if value != "" && len(value) <= longestHeader {
+			m.Headers[name] = value
+		}
 	}
 	if d.Told {
 		m.Headers[headerTold] = "yes"
 	}
-	if e, err := stored(d.Sealed); err == nil && len(e.ID) <= 64 && len(e.Kind) <= 32 {
-		m.ID, m.Kind = string(e.ID), string(e.Kind)
-	}
+	m.ID, m.Kind = string(d.ID), string(d.Kind)
 	if m.ID == "" {
 		m.ID = string(envelope.NewID()) // a mandatory publish needs one
 	}
@@ -192,7 +193,7 @@ func (g *Gateway) refuse(s envelope.Sealed, r *envelope.Refusal, e envelope.Enve
 		"trace", e.Trace, "id", e.ID, "from_host", e.FromHost)
 	go func() { // ends with the confirm or the gateway
 		for pause := 250 * time.Millisecond; ; pause = min(2*pause, 15*time.Second) {
-			if err := g.bury(g.ctx, deadRow{Sealed: s, Reason: r.Reason, Queue: queue}); err == nil {
+			if err := g.bury(g.ctx, deadRow{Sealed: s, Reason: r.Reason, Queue: queue, ID: e.ID, Kind: e.Kind}); err == nil {
 				ack()
 				return
 			}

@@ -5,8 +5,8 @@ import (
 
 	"fleet/pkg/bus"
 	"fleet/pkg/envelope"
+	"fleet/pkg/fault"
 	"fleet/pkg/identity"
-	"fleet/pkg/mailbox"
 	"fleet/pkg/trace"
 )
 
@@ -20,10 +20,7 @@ func (g *Gateway) verify(d bus.Delivery) (e envelope.Envelope, s envelope.Sealed
 	if refusal == nil {
 		return e, s, true
 	}
-	if !verified {
-		e = envelope.Envelope{}
-	}
-	g.refuse(s, refusal, e, d.Queue, d.Ack)
+	g.refuse(s, refusal, e.Printable(verified), d.Queue, d.Ack)
 	return e, s, false
 }
 
@@ -34,7 +31,19 @@ func (a *agent) receiveInbox(d bus.Delivery) {
 	if !ok {
 		return
 	}
-	if refusal := g.judge(a, e); refusal != nil {
+	refusal, err := g.judge(a, e)
+	if err != nil {
+		// Not to be read is no reason to refuse: unacknowledged it stays the broker's,
+		// and is judged again.
+		g.log.Error("can't judge a message; trying again", "agent", a.name, "trace", e.Trace, "id", e.ID, "err", err)
+		time.AfterFunc(2*time.Second, func() {
+			if a.ctx.Err() == nil {
+				a.receiveInbox(d)
+			}
+		})
+		return
+	}
+	if refusal != nil {
 		g.refuse(s, refusal, e, d.Queue, d.Ack)
 		return
 	}
@@ -43,41 +52,37 @@ func (a *agent) receiveInbox(d bus.Delivery) {
 
 // judge checks what needs memory: whom e is for, and whether its sender was asked
 // (R18, R19).
-func (g *Gateway) judge(a *agent, e envelope.Envelope) *envelope.Refusal {
+func (g *Gateway) judge(a *agent, e envelope.Envelope) (*envelope.Refusal, error) {
 	rule, _ := envelope.RuleOf(e.Kind)
 	if rule.Exchange != envelope.ViaMessages || rule.Lane != envelope.Durable {
-		return envelope.Refuse(envelope.ReasonUnknownKind, "a %s does not belong into an inbox", e.Kind)
+		return envelope.Refuse(envelope.ReasonUnknownKind, "a %s does not belong into an inbox", e.Kind), nil
 	}
 	if identity.GID(e.To) != a.gid {
-		return envelope.Refuse(envelope.ReasonWrongRecipient, "it is addressed to another agent")
-	}
-	if !e.Exp.IsZero() && e.Kind == envelope.Send && g.now().After(e.Exp.Time) {
-		// Its sender times it too; here it only must not go in.
-		return envelope.Refuse(envelope.ReasonExpired, "it was useless after %s", e.Exp.UTC().Format(time.RFC3339))
+		return envelope.Refuse(envelope.ReasonWrongRecipient, "it is addressed to another agent"), nil
 	}
 	if rule.Answers {
 		return g.judgeAnswer(e)
 	}
 	if owner, known := g.who.owner(e.From); known && owner != e.FromHost {
-		return envelope.Refuse(envelope.ReasonWrongHost, "its sender belongs to %s", owner)
+		return envelope.Refuse(envelope.ReasonWrongHost, "its sender belongs to %s", owner), nil
 	}
-	return nil
+	return nil, nil
 }
 
 // judgeAnswer says whether e comes from the agent that the message in Re was
 // addressed to, and on the host that it was addressed at.
-func (g *Gateway) judgeAnswer(e envelope.Envelope) *envelope.Refusal {
+func (g *Gateway) judgeAnswer(e envelope.Envelope) (*envelope.Refusal, error) {
+	if g.minted(e.Re, identity.GID(e.To), e.From, e.FromHost) {
+		return nil, nil // its id says so, also where the row was lost with a killed gateway
+	}
 	row, ok, err := g.sentRow(identity.GID(e.To), e.Re)
 	if err != nil {
-		g.log.Error("can't read what was sent", "err", err)
-	}
-	if !ok && g.minted(e.Re, identity.GID(e.To), e.From, e.FromHost) {
-		return nil // the row was lost with a gateway that was killed before it was written
+		return nil, err
 	}
 	if !ok || row.To != e.From || row.ToHost != e.FromHost {
-		return envelope.Refuse(envelope.ReasonNotAsked, "it answers a message that its sender did not get from here")
+		return envelope.Refuse(envelope.ReasonNotAsked, "it answers a message that its sender did not get from here"), nil
 	}
-	return nil
+	return nil, nil
 }
 
 // sentRow is what this host remembers of a message that from sent.
@@ -103,7 +108,13 @@ func (g *Gateway) receiveLive(d bus.Delivery) {
 		}
 		g.who.hearState(e)
 	default:
-		if refusal := g.judgeAnswer(e); refusal != nil {
+		refusal, err := g.judgeAnswer(e)
+		if err != nil { // a receipt is worthless later; whoever waits asks again
+			g.log.Error("can't judge a receipt", "trace", e.Trace, "id", e.ID, "err", err)
+			d.Ack()
+			return
+		}
+		if refusal != nil {
 			g.refuse(s, refusal, e, d.Queue, d.Ack)
 			return
 		}
@@ -113,7 +124,7 @@ func (g *Gateway) receiveLive(d bus.Delivery) {
 			return
 		}
 		line := trace.Of(trace.Received, e)
-		line.Reason, line.Evidence = r.Reason, r.Evidence
+		line.Reason, line.Evidence = word(r.Reason), word(r.Evidence)
 		g.audit.Write(line)
 		g.sends.receipt(identity.GID(e.To), e.Re, e.Kind, r)
 	}
@@ -164,9 +175,16 @@ func (a *agent) park(r arrival) bool {
 	if len(waits) == 0 && a.g.who.knows(e.From, e.FromHost) {
 		return false
 	}
+	parked := 0
+	for _, w := range a.parked {
+		parked += len(w)
+	}
+	if parked >= max(1, a.g.room()/2) { // what is parked must not keep the others' from coming
+		a.refuseUnknown(r)
+		return true
+	}
 	a.parked[e.From] = append(waits, r)
 	if len(waits) == 0 {
-		a.g.who.need(e.FromHost)
 		a.unparkWhenKnown(e.From, e.FromHost, a.g.now().Add(unknownSenderBound))
 	}
 	return true
@@ -195,54 +213,44 @@ func (a *agent) unparkWhenKnown(from identity.GID, host identity.Host, until tim
 			}
 			break
 		}
-		a.post(func() { a.unpark(from, host) })
+		a.post(func() { a.unpark(from) })
 	}()
 }
 
-func (a *agent) unpark(from identity.GID, host identity.Host) {
+func (a *agent) unpark(from identity.GID) {
 	waits := a.parked[from]
 	delete(a.parked, from)
-	known := a.g.who.knows(from, host)
 	for _, r := range waits {
-		if known {
+		if a.g.who.knows(from, r.env.FromHost) {
 			a.put(r)
 			continue
 		}
-		a.g.refuse(r.sealed, envelope.Refuse(envelope.ReasonUnknownSender, "%s never announced its sender", host), r.env,
-			a.queueName(), r.ack)
+		a.refuseUnknown(r)
 	}
 }
 
-// turnAway ends what still arrives for an agent that is being stopped.
-func (a *agent) turnAway(r arrival) {
-	if r.result != nil {
-		r.result(errStopping(a))
-		return
-	}
-	if r.env.Kind != envelope.Send {
-		a.g.refuse(r.sealed, envelope.Refuse(envelope.ReasonUndeliverable, "its recipient has been stopped"), r.env, a.queueName(), r.ack)
-		return
-	}
-	m := row(r, a.g.now())
-	n, err := a.g.endUnread(a, m, a.farewell)
-	if err != nil {
-		a.g.log.Error("can't end a message for a stopped agent", "id", r.env.ID, "err", err)
-		return // unacknowledged
-	}
-	a.g.store.Go(func(tx *mailbox.Tx) error {
-		known, ok := tx.Seen(a.gid, r.env.FromHost, r.env.From, r.env.ID)
-		if ok && decodeStatus(known.Status).State != "" {
-			n = nil
-			return nil // it was dealt with when it came first
-		}
-		return n.write(a.g, tx)
-	}, func(err error) {
-		if err != nil {
-			return // unacknowledged
-		}
-		r.ack()
-		if n != nil {
-			n.written(a.g)
-		}
-	})
+// refuseUnknown refuses a brief whose sender its host has not announced.
+func (a *agent) refuseUnknown(r arrival) {
+	e := r.env
+	detail := string(e.FromHost) + " has not announced the sender of the message"
+	a.tell(e, envelope.Refused, envelope.Receipt{Reason: string(fault.Refused), Detail: detail})
+	a.g.refuse(r.sealed, envelope.Refuse(envelope.ReasonUnknownSender, "%s", detail), e, a.queueName(), r.ack)
 }
+
+// word is a peer's one-word answer as it may stand in the audit log and be acted
+// on: a short name, or nothing.
+func word(s string) string {
+	if identity.CheckName(s) != nil {
+		return ""
+	}
+	return s
+}
+
+// What a peer's word may make of a send here: the kinds that a recipient's side
+// can know of. Anything else would let a peer choose our exit status.
+var (
+	mayEnd = map[fault.Kind]bool{fault.AgentFailed: true, fault.Abandoned: true, fault.Expired: true,
+		fault.NotSubmitted: true, fault.Failed: true}
+	mayRefuse = map[fault.Kind]bool{fault.Refused: true, fault.Conflict: true, fault.Full: true, fault.Unknown: true,
+		fault.AgentFailed: true, fault.Abandoned: true, fault.Expired: true, fault.NotSubmitted: true, fault.Failed: true}
+)

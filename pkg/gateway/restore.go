@@ -19,11 +19,11 @@ import (
 // registered ones, those whose panes live, and for a last word those whose panes
 // died meanwhile (R16).
 func (g *Gateway) restore(ctx context.Context) error {
-	if err := g.adopt(ctx, g.newAgent(identity.OperatorGID(g.cfg.Host), string(api.Operator), api.Operator, nil)); err != nil {
+	if err := g.adopt(ctx, g.newAgent(identity.OperatorGID(g.cfg.Host), string(api.Operator), api.Operator, nil), nil); err != nil {
 		return err
 	}
 	var regs []registration
-	var graves []grave
+	graves := map[identity.GID]grave{}
 	var owners []identity.GID
 	if err := g.store.Read(func(tx *mailbox.Tx) (err error) {
 		if err := mailbox.Each(tx, agentsTable, "", func(_ string, r registration) error {
@@ -33,7 +33,7 @@ func (g *Gateway) restore(ctx context.Context) error {
 			return err
 		}
 		if err := mailbox.Each(tx, gravesTable, "", func(_ string, r grave) error {
-			graves = append(graves, r)
+			graves[r.GID] = r
 			return nil
 		}); err != nil {
 			return err
@@ -46,38 +46,55 @@ func (g *Gateway) restore(ctx context.Context) error {
 	for _, r := range regs {
 		a := g.newAgent(r.GID, r.Name, r.Role, r.Groups)
 		a.since = r.Since
-		if err := g.adopt(ctx, a); err != nil {
+		if err := g.adopt(ctx, a, lastWords(graves, a.gid)); err != nil {
 			return err
 		}
 	}
-	if err := g.restorePanes(ctx); err != nil {
+	if err := g.restorePanes(ctx, graves); err != nil {
 		return err
 	}
-	if g.bus != nil {
-		for _, r := range graves {
-			g.reopen(r)
+	for _, gid := range owners {
+		if g.agents.get(gid) != nil {
+			continue
+		}
+		// Its pane is gone: what it left is answered all the same.
+		a := g.newAgent(gid, string(gid), api.Worker, nil)
+		f := lastWords(graves, gid)
+		if f != nil {
+			a = g.newAgent(gid, graves[gid].Name, graves[gid].Role, nil)
+		} else {
+			f = goneMeanwhile(a, "its pane is gone", "")
+		}
+		if err := g.adopt(ctx, a, f); err != nil {
+			return err
 		}
 	}
-	for _, gid := range owners {
-		if g.agents.get(gid) == nil {
-			// Its pane is gone without a trace: what it left is answered all the same.
-			a := g.newAgent(gid, string(gid), api.Worker, nil)
-			if err := g.adopt(ctx, a); err != nil {
-				return err
-			}
-			a.post(func() { a.teardown(goneMeanwhile(a, "its pane is gone", ""), nil) })
+	for gid, r := range graves {
+		if g.bus != nil && g.agents.get(gid) == nil {
+			g.reopen(r)
 		}
 	}
 	return nil
 }
 
-func goneMeanwhile(a *agent, how, screen string) failure {
-	return failure{kind: envelope.Failed, reason: fault.AgentFailed, dead: envelope.ReasonUndeliverable,
+// lastWords is how an agent was being ended when its gateway ended; nil: it was
+// not.
+func lastWords(graves map[identity.GID]grave, gid identity.GID) *failure {
+	r, ok := graves[gid]
+	if !ok {
+		return nil
+	}
+	f := r.farewell()
+	return &f
+}
+
+func goneMeanwhile(a *agent, how, screen string) *failure {
+	return &failure{kind: envelope.Failed, reason: fault.AgentFailed, dead: envelope.ReasonUndeliverable,
 		detail: a.name + " ended while its gateway was away (" + how + ")", screen: screen}
 }
 
 // restorePanes adopts what the pane backend still has.
-func (g *Gateway) restorePanes(ctx context.Context) error {
+func (g *Gateway) restorePanes(ctx context.Context, graves map[identity.GID]grave) error {
 	bound, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	panes, err := g.panes.List(bound)
@@ -89,14 +106,15 @@ func (g *Gateway) restorePanes(ctx context.Context) error {
 		if err != nil {
 			g.log.Error("a pane does not answer; its agent is adopted all the same", "gid", info.GID, "err", err)
 		}
-		if err := g.restorePane(ctx, p, info); err != nil {
+		if err := g.restorePane(ctx, p, info, lastWords(graves, info.GID)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (g *Gateway) restorePane(ctx context.Context, p pane.Pane, info pane.Info) error {
+// restorePane adopts one pane. last is how its agent was being ended, if it was.
+func (g *Gateway) restorePane(ctx context.Context, p pane.Pane, info pane.Info, last *failure) error {
 	if info.GID == "" {
 		return nil // half-built: the backend's own reaping
 	}
@@ -112,24 +130,17 @@ func (g *Gateway) restorePane(ctx context.Context, p pane.Pane, info pane.Info) 
 		g.log.Warn("an agent's profile is no longer in fleet.yaml; its injections can't be confirmed", "agent", name, "profile", a.profile)
 	}
 	a.rules = rules
-	if info.Dead {
+	if info.Dead && last == nil {
 		screen, _ := p.Screen(ctx, screenLines)
-		how := fmt.Sprintf("exit status %d", info.Exit.Code)
-		if info.Exit.Signal != "" {
-			how = "signal " + info.Exit.Signal
-		}
-		if err := g.adopt(ctx, a); err != nil {
-			return err
-		}
-		a.post(func() { a.teardown(goneMeanwhile(a, how, screen), nil) })
-		return nil
+		last = goneMeanwhile(a, howEnded(info.Exit), screen)
 	}
-	return g.adopt(ctx, a)
+	return g.adopt(ctx, a, last)
 }
 
 // adopt loads what the mailbox file has of an agent and begins it. Briefs that
-// were claimed are settled first: the pane says what became of them.
-func (g *Gateway) adopt(ctx context.Context, a *agent) error {
+// were claimed are settled first: the pane says what became of them. With last, it
+// is begun only to be ended: it gets nothing any more.
+func (g *Gateway) adopt(ctx context.Context, a *agent, last *failure) error {
 	var heads []mailbox.Message
 	var open []turn.Turn
 	if err := g.store.Read(func(tx *mailbox.Tx) (err error) {
@@ -155,6 +166,12 @@ func (g *Gateway) adopt(ctx context.Context, a *agent) error {
 				a.line = append(a.line, waiting{seq: m.Seq, id: m.ID, from: m.From, host: m.FromHost, exp: m.Exp})
 			}
 		}
+	}
+	if last != nil {
+		a.closing, a.farewell = true, *last // nobody runs it yet
+		g.begin(a)
+		a.post(func() { a.dig(digFirst) })
+		return nil
 	}
 	g.begin(a)
 	a.post(func() {
@@ -190,7 +207,9 @@ func (a *agent) settle(t turn.Turn) {
 func (g *Gateway) reopen(r grave) {
 	a := g.newAgent(r.GID, r.Name, r.Role, nil)
 	a.closing = true
-	a.farewell = failure{kind: r.Kind, reason: r.Reason, dead: envelope.ReasonUndeliverable, detail: r.Detail}
+	a.gone = true
+	a.farewell = r.farewell()
+	g.agents.remove(a)
 	g.running.Go(a.run)
 	g.attach(a)
 	g.running.Go(a.closeInbox)

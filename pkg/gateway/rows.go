@@ -15,7 +15,7 @@ import (
 const (
 	turnsTable    mailbox.Table = "turns"         // turn.Key() -> turn.Turn, while open
 	sendsTable    mailbox.Table = "sends"         // sendKey() -> sendRow
-	outcomesTable mailbox.Table = "outcomes"      // number -> outcomeRow, in order, until its recipient's side has it
+	outcomesTable mailbox.Table = "outcomes"      // [lane of two local agents/]number -> outcomeRow, in order, until its recipient's side has it
 	deadTable     mailbox.Table = "dead"          // agent/message -> deadRow, until the DLQ has it
 	agentsTable   mailbox.Table = "registrations" // gid -> registration, of agents without a pane
 )
@@ -73,6 +73,9 @@ type deadRow struct {
 	Reason envelope.Reason `json:"reason"`
 	Queue  string          `json:"queue"`
 	Told   bool            `json:"told"` // the sender knows
+	// ID and Kind are the message's, where it verified.
+	ID   envelope.ID   `json:"id,omitempty"`
+	Kind envelope.Kind `json:"kind,omitempty"`
 }
 
 // registration is an agent that has no pane of ours.
@@ -125,7 +128,7 @@ func (a *agent) setStatus(e envelope.Envelope, s status) {
 		return tx.SetStatus(a.gid, e.FromHost, e.From, e.ID, s.encode())
 	}, func(err error) {
 		if err != nil {
-			a.g.log.Error("can't save a message's state", "agent", a.name, "id", e.ID, "err", err)
+			a.g.log.Error("can't save a message's state", "agent", a.name, "trace", e.Trace, "id", e.ID, "err", err)
 		}
 	})
 }

@@ -238,8 +238,8 @@ func (s *sending) refused(r envelope.Receipt) {
 		detail = "the recipient's gateway refused the message"
 	}
 	kind := fault.Kind(r.Reason)
-	if _, known := fault.Kinds()[kind]; !known {
-		kind = fault.Refused // a reason that this build has no word for
+	if !mayRefuse[kind] {
+		kind = fault.Refused
 	}
 	if kind == fault.Unknown {
 		s.unknownForGood(detail)
@@ -305,7 +305,7 @@ func (s *sending) outcomeEvent(e envelope.Envelope) api.Event {
 // outcomeFault is what a failed turn looks like to who waits for it.
 func outcomeFault(reason, detail, screen string) *fault.Fault {
 	kind := fault.Kind(reason)
-	if _, known := fault.Kinds()[kind]; !known {
+	if !mayEnd[kind] {
 		kind = fault.AgentFailed
 	}
 	f := fault.New(kind, "%s", clean(detail))

@@ -44,7 +44,7 @@ func (g *Gateway) newAgent(gid identity.GID, name string, role api.Role, groups 
 func (g *Gateway) begin(a *agent) {
 	g.agents.add(a)
 	g.running.Go(a.run)
-	a.post(func() { g.who.update(a.view()) })
+	a.post(a.announce)
 	g.attach(a)
 	if a.pane != nil {
 		g.running.Go(a.watchPane)
@@ -76,20 +76,32 @@ func (g *Gateway) Spawn(ctx context.Context, _ localapi.Caller, r api.SpawnReque
 	if err != nil {
 		return api.SpawnResult{}, err
 	}
-	if a := g.agents.get(r.GID); a != nil {
-		return g.spawned(ctx, a)
-	}
-	if err := g.agents.reserve(r.Name, r.GID); err != nil {
+	if err := g.agents.once(ctx, "spawn "+string(r.GID), func() error {
+		if g.agents.get(r.GID) != nil {
+			return nil
+		}
+		return g.spawn(ctx, r, rules)
+	}); err != nil {
 		return api.SpawnResult{}, err
+	}
+	a := g.agents.get(r.GID)
+	if a == nil {
+		return api.SpawnResult{}, fault.New(fault.AgentFailed, "agent %s ended at once", r.Name)
+	}
+	return g.spawned(ctx, a)
+}
+
+// spawn makes the agent and its pane, or leaves nothing.
+func (g *Gateway) spawn(ctx context.Context, r api.SpawnRequest, rules config.Profile) (err error) {
+	if err := g.agents.reserve(r.Name, r.GID); err != nil {
+		return err
 	}
 	a := g.newAgent(r.GID, r.Name, api.Worker, mergeGroups(rules.Groups, r.Groups))
 	a.profile, a.rules = r.Profile, rules
 	if a.pane, err = g.startPane(ctx, a, r); err != nil {
 		a.cancel()
-		if g.agents.get(r.GID) == nil { // else a request with the same gid was faster
-			g.agents.release(r.Name, r.GID)
-		}
-		return api.SpawnResult{}, err
+		g.agents.release(r.Name, r.GID)
+		return err
 	}
 	info, err := a.pane.Info(ctx)
 	if err != nil {
@@ -100,7 +112,7 @@ func (g *Gateway) Spawn(ctx context.Context, _ localapi.Caller, r api.SpawnReque
 	g.audit.Write(trace.Line{Step: trace.Spawned, To: string(a.gid), Detail: "profile " + r.Profile})
 	g.log.Info("spawned", "agent", a.name, "gid", a.gid, "profile", r.Profile)
 	g.awaitInbox(ctx, a)
-	return g.spawned(ctx, a)
+	return nil
 }
 
 func (g *Gateway) checkSpawn(r api.SpawnRequest) (config.Profile, error) {
@@ -261,10 +273,11 @@ func (g *Gateway) awaitInbox(ctx context.Context, a *agent) {
 }
 
 func (g *Gateway) spawned(ctx context.Context, a *agent) (api.SpawnResult, error) {
-	r := api.SpawnResult{}
-	if err := a.ask(ctx, func() { r.Agent = a.view() }); err != nil {
-		return r, err
+	view, err := asked(ctx, a, a.view)
+	if err != nil {
+		return api.SpawnResult{}, err
 	}
+	r := api.SpawnResult{Agent: view}
 	r.Agent.Address = a.name + "@" + string(g.cfg.Host)
 	if a.pane == nil {
 		return r, fault.New(fault.Conflict, "agent %s stands already and has no pane", a.gid)
@@ -288,28 +301,44 @@ func (g *Gateway) Register(ctx context.Context, _ localapi.Caller, r api.Registe
 		return api.RegisterResult{}, fault.New(fault.Usage, "a registered agent is a main or an orchestrator").
 			WithHint("workers are started with `fleet spawn`")
 	}
+	if err := g.agents.once(ctx, "register "+r.Name, func() error {
+		if g.agents.named(r.Name) != nil {
+			return nil
+		}
+		return g.register(ctx, r)
+	}); err != nil {
+		return api.RegisterResult{}, err
+	}
 	a := g.agents.named(r.Name)
 	if a == nil {
-		reg := registration{GID: identity.NewGID(), Name: r.Name, Role: r.Role, Groups: mergeGroups(nil, r.Groups), Since: g.now()}
-		if err := g.agents.reserve(reg.Name, reg.GID); err != nil {
-			return api.RegisterResult{}, err
-		}
-		if err := g.store.Write(ctx, func(tx *mailbox.Tx) error {
-			return mailbox.Set(tx, agentsTable, string(reg.GID), reg)
-		}); err != nil {
-			g.agents.release(reg.Name, reg.GID)
-			return api.RegisterResult{}, err
-		}
-		a = g.newAgent(reg.GID, reg.Name, reg.Role, reg.Groups)
-		g.begin(a)
-		g.awaitInbox(ctx, a)
+		return api.RegisterResult{}, fault.New(fault.NotFound, "agent %s has just been stopped", r.Name)
 	}
 	if a.role != r.Role {
 		return api.RegisterResult{}, fault.New(fault.Refused, "%s is registered as %s", r.Name, a.role).
 			WithHint("`fleet stop %s` ends it", r.Name)
 	}
-	result := api.RegisterResult{Token: g.tokens.For(a.gid)}
-	err := a.ask(ctx, func() { result.Agent = a.view() })
-	result.Agent.Address = a.name + "@" + string(g.cfg.Host)
-	return result, err
+	view, err := asked(ctx, a, a.view)
+	if err != nil {
+		return api.RegisterResult{}, err
+	}
+	view.Address = a.name + "@" + string(g.cfg.Host)
+	return api.RegisterResult{Agent: view, Token: g.tokens.For(a.gid)}, nil
+}
+
+// register makes an agent without a pane, durably.
+func (g *Gateway) register(ctx context.Context, r api.RegisterRequest) error {
+	reg := registration{GID: identity.NewGID(), Name: r.Name, Role: r.Role, Groups: mergeGroups(nil, r.Groups), Since: g.now()}
+	if err := g.agents.reserve(reg.Name, reg.GID); err != nil {
+		return err
+	}
+	if err := g.store.Write(ctx, func(tx *mailbox.Tx) error {
+		return mailbox.Set(tx, agentsTable, string(reg.GID), reg)
+	}); err != nil {
+		g.agents.release(reg.Name, reg.GID)
+		return err
+	}
+	a := g.newAgent(reg.GID, reg.Name, reg.Role, reg.Groups)
+	g.begin(a)
+	g.awaitInbox(ctx, a)
+	return nil
 }

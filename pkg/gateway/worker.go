@@ -74,7 +74,7 @@ func (a *agent) claimed(ctx context.Context, w waiting, t turn.Turn, e envelope.
 	a.wrote()
 	if err != nil {
 		a.certain(w.id)
-		a.g.log.Error("can't claim a message", "agent", a.name, "id", w.id, "err", err)
+		a.g.log.Error("can't claim a message", "agent", a.name, "trace", e.Trace, "id", w.id, "err", err)
 		a.line = append([]waiting{w}, a.line...)
 		a.after(2*time.Second, a.advance)
 		return
@@ -100,7 +100,7 @@ func (a *agent) startProving(ctx context.Context, t turn.Turn, e envelope.Envelo
 	if a.closing {
 		return
 	}
-	a.g.who.update(a.view())
+	a.announce()
 	go a.prove(ctx, t, e)
 }
 
@@ -118,9 +118,9 @@ func (a *agent) certain(id envelope.ID) {
 func (a *agent) prove(ctx context.Context, t turn.Turn, e envelope.Envelope) {
 	text, err := body[envelope.Text](e)
 	if err != nil {
-		a.g.log.Error("can't decode a stored brief", "id", e.ID, "err", err)
+		a.g.log.Error("can't decode a stored brief", "trace", e.Trace, "id", e.ID, "err", err)
 	}
-	brief := inject.Brief{ID: e.ID, FromName: a.g.who.nameOf(e.From, e.FromHost), FromHost: e.FromHost, Text: text.Text,
+	brief := inject.Brief{ID: e.ID, Key: t.ID, FromName: a.g.who.nameOf(e.From, e.FromHost), FromHost: e.FromHost, Text: text.Text,
 		Spool: a.spool()}
 	told := false
 	for pause := 500 * time.Millisecond; ; pause = min(2*pause, 15*time.Second) {
@@ -137,7 +137,7 @@ func (a *agent) prove(ctx context.Context, t turn.Turn, e envelope.Envelope) {
 		case result.State == inject.Refused && result.Reason == string(fault.AgentFailed):
 			return // its death, which is being watched, ends the turn
 		case result.State == inject.Refused:
-			a.g.log.Warn("a pane does not take a message yet", "agent", a.name, "id", e.ID, "reason", result.Reason, "detail", result.Detail)
+			a.g.log.Warn("a pane does not take a message yet", "agent", a.name, "trace", e.Trace, "id", e.ID, "reason", result.Reason, "detail", result.Detail)
 		case !told:
 			told = true
 			a.post(func() { a.unproven(t, e, result) })
@@ -195,7 +195,7 @@ func (a *agent) saveTurn(t turn.Turn, e envelope.Envelope, s status) {
 		return tx.SetStatus(a.gid, e.FromHost, e.From, e.ID, s.encode())
 	}, func(err error) {
 		if err != nil {
-			a.g.log.Error("can't save a turn", "agent", a.name, "turn", t.ID, "err", err)
+			a.g.log.Error("can't save a turn", "agent", a.name, "trace", t.Trace, "turn", t.ID, "err", err)
 		}
 	})
 }
@@ -261,12 +261,17 @@ func (a *agent) tellPosition(e envelope.Envelope) {
 // watchPane waits for the death of the agent's process. It ends with the agent.
 func (a *agent) watchPane() {
 	exit, err := a.pane.Wait(a.ctx)
-	if a.ctx.Err() != nil {
-		return
-	}
-	if err != nil {
-		a.g.log.Error("can't watch a pane", "agent", a.name, "err", err)
-		return
+	for pause := time.Second; err != nil; pause = min(2*pause, time.Minute) {
+		if a.ctx.Err() != nil {
+			return
+		}
+		a.g.log.Error("can't watch a pane; trying again", "agent", a.name, "err", err)
+		select {
+		case <-a.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		exit, err = a.pane.Wait(a.ctx)
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, 2*time.Second)
 	defer cancel()
@@ -279,12 +284,9 @@ func (a *agent) died(exit pane.Exit, screen string) {
 	if a.closing {
 		return // it is being stopped
 	}
-	how := fmt.Sprintf("exit status %d", exit.Code)
-	if exit.Signal != "" {
-		how = "signal " + exit.Signal
-	}
+	how := howEnded(exit)
 	a.g.audit.Write(trace.Line{Step: trace.Died, To: string(a.gid), Detail: how})
 	a.g.log.Warn("an agent's process ended", "agent", a.name, "gid", a.gid, "how", how)
 	a.teardown(failure{kind: envelope.Failed, reason: fault.AgentFailed, dead: envelope.ReasonUndeliverable,
-		detail: a.name + " ended (" + how + ")", screen: screen}, nil)
+		detail: a.name + " ended (" + how + ")", screen: screen})
 }

@@ -25,7 +25,10 @@ const settle = 150 * time.Millisecond
 
 // Brief is one message as it is given to an agent.
 type Brief struct {
-	ID       envelope.ID
+	ID envelope.ID
+	// Key is what the pane remembers the delivery by; empty: the ID. Two senders may
+	// have chosen the same ID.
+	Key      string
 	FromName string // of the sender; what can't be in a name is replaced
 	FromHost identity.Host
 	Text     string

@@ -30,7 +30,6 @@ package inject
 import (
 	"context"
 
-	"fleet/pkg/envelope"
 	"fleet/pkg/fault"
 	"fleet/pkg/pane"
 )
@@ -51,7 +50,6 @@ const EvidenceNone = "none"
 
 // The reasons that are not kinds of fault.
 const (
-	ReasonAbsent  = "absent"  // the pane was never asked to type it
 	ReasonPartial = "partial" // typed in part, or the typing goes on
 )
 
@@ -79,7 +77,7 @@ func Type(ctx context.Context, p pane.Pane, b Brief, accept string) Result {
 	// first; only where the terminal does not answer that is all there is.
 	t, err := p.Terminal(ctx)
 	if err != nil {
-		written, lookErr := p.Lookup(ctx, string(b.ID))
+		written, lookErr := p.Lookup(ctx, b.key())
 		switch {
 		case lookErr != nil:
 			return failed(ctx, p, lookErr, Unknown)
@@ -92,26 +90,18 @@ func Type(ctx context.Context, p pane.Pane, b Brief, accept string) Result {
 	if err != nil {
 		return Result{State: Refused, Reason: string(fault.From(err).Kind), Detail: err.Error()}
 	}
-	written, err := p.Write(ctx, pane.Write{ID: string(b.ID), Text: c.Text, Submit: c.Submit, Settle: c.Settle})
+	written, err := p.Write(ctx, pane.Write{ID: b.key(), Text: c.Text, Submit: c.Submit, Settle: c.Settle})
 	if err != nil && written == pane.Absent {
 		return failed(ctx, p, err, Refused)
 	}
 	return typed(written, err, accept)
 }
 
-// Resolve is the evidence that the pane itself has of a delivery whose outcome
-// was lost, such as by a restart: Confirmed (none), for the caller to weigh
-// against the profile, Unknown, or Refused with ReasonAbsent, after which the
-// message may be typed for the first time. It types nothing.
-func Resolve(ctx context.Context, p pane.Pane, id envelope.ID) Result {
-	written, err := p.Lookup(ctx, string(id))
-	switch {
-	case err != nil:
-		return failed(ctx, p, err, Unknown)
-	case written == pane.Absent:
-		return Result{State: Refused, Reason: ReasonAbsent}
+func (b Brief) key() string {
+	if b.Key == "" {
+		return string(b.ID)
 	}
-	return typed(written, nil, EvidenceNone)
+	return b.Key
 }
 
 // typed is the result of a write that was begun.

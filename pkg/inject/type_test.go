@@ -186,12 +186,6 @@ func TestR36_TypedOnceWhoeverAsks(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	w.silent()
-	if r := Resolve(ctxT(t), w.pane, b.ID); r != (Result{State: Confirmed, Evidence: EvidenceNone}) {
-		t.Errorf("resolve: %+v", r)
-	}
-	if r := Resolve(ctxT(t), w.pane, envelope.NewID()); r != (Result{State: Refused, Reason: ReasonAbsent}) {
-		t.Errorf("resolve another: %+v", r)
-	}
 }
 
 func TestR36_DeadPaneRefuses(t *testing.T) {
@@ -281,18 +275,5 @@ func TestR38_WhatIsSaidOfADelivery(t *testing.T) {
 	}
 	if r := Type(context.Background(), p, Brief{ID: "odd", Text: "x"}, "none"); r.State != Refused || r.Reason != "usage" {
 		t.Errorf("%+v", r)
-	}
-}
-
-func TestR36a_WhatThePaneProvesAfterARestart(t *testing.T) {
-	for want, p := range map[Result]*fake{
-		{State: Confirmed, Evidence: EvidenceNone}:                {lookup: pane.Done},
-		{State: Unknown, Reason: ReasonPartial}:                   {lookup: pane.Partial},
-		{State: Refused, Reason: ReasonAbsent}:                    {lookup: pane.Absent},
-		{State: Unknown, Reason: "failed", Detail: "broken pipe"}: {lookupErr: errors.New("broken pipe")},
-	} {
-		if r := Resolve(context.Background(), p, envelope.NewID()); r != want {
-			t.Errorf("%+v, want %+v", r, want)
-		}
 	}
 }

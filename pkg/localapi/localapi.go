@@ -52,9 +52,9 @@ type Gateway interface {
 	Stop(context.Context, Caller, api.StopRequest) (api.StopResult, error)
 }
 
-// requestBytes bounds a request: the longest text with every byte escaped, and
-// room for the other fields.
-const requestBytes = 8 << 20
+// requestBytes bounds a request: the longest text with every byte escaped in six,
+// and room for the other fields.
+func requestBytes(textBytes int) int64 { return 6*int64(textBytes) + 64<<10 }
 
 // longestSocket is the most bytes that a unix socket's path may have on every
 // system (sun_path has 104 bytes on the BSDs, 108 on Linux).
@@ -120,8 +120,8 @@ func (p *peer) caller(g Gateway, token string) (Caller, error) {
 }
 
 // Serve answers on l until ctx ends, then waits a moment for calls under way.
-func Serve(ctx context.Context, l net.Listener, g Gateway, version string) error {
-	s := &server{gateway: g, version: version}
+func Serve(ctx context.Context, l net.Listener, g Gateway, version string, textBytes int) error {
+	s := &server{gateway: g, version: version, textBytes: textBytes}
 	h := &http.Server{
 		Handler:           s.routes(),
 		ReadHeaderTimeout: 10 * time.Second,
@@ -151,8 +151,9 @@ func Serve(ctx context.Context, l net.Listener, g Gateway, version string) error
 }
 
 type server struct {
-	gateway Gateway
-	version string
+	gateway   Gateway
+	version   string
+	textBytes int // of the longest text
 }
 
 // routes is the table of the API: shape, path, and the method behind it.
@@ -254,9 +255,15 @@ func decode[Req any](s *server, w http.ResponseWriter, r *http.Request) (Caller,
 	if r.Method == http.MethodGet {
 		return caller, req, nil
 	}
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, requestBytes))
+	body := http.MaxBytesReader(w, r.Body, requestBytes(s.textBytes))
+	dec := json.NewDecoder(body)
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&req); err != nil {
+		var large *http.MaxBytesError
+		if errors.As(err, &large) {
+			return caller, req, fault.New(fault.Usage, "the request has more than the %d bytes that one with the longest text needs", large.Limit).
+				WithHint("limits.text_bytes in fleet.yaml bounds a text; a file's path may be better sent than its content")
+		}
 		return caller, req, fault.New(fault.Usage, "the request does not fit: %v", err).
 			WithHint("the command and the gateway may have different versions: restart the gateway")
 	}
@@ -264,7 +271,7 @@ func decode[Req any](s *server, w http.ResponseWriter, r *http.Request) (Caller,
 	if n, _ := io.Copy(io.Discard, io.LimitReader(dec.Buffered(), 1024)); n > 1 {
 		return caller, req, fault.New(fault.Usage, "the request has more than one value")
 	}
-	io.Copy(io.Discard, r.Body) //nolint:errcheck // only to reach the end
+	io.Copy(io.Discard, body) //nolint:errcheck // only to reach the end
 	return caller, req, nil
 }
 

@@ -127,12 +127,6 @@ func TestR10_ClaimedOnce(t *testing.T) {
 	if m := list(t, s, alice)[0]; m.State != mailbox.Claimed || string(m.Sealed.Bytes) != "brief" {
 		t.Fatalf("claimed message is %+v", m)
 	}
-	t.Run("released", func(t *testing.T) {
-		release := func(tx *mailbox.Tx) error { return tx.Release(alice, seq) }
-		write(t, s, release)
-		wantKind(t, s.Write(t.Context(), release), fault.Conflict)
-		write(t, s, claim)
-	})
 	t.Run("gone", func(t *testing.T) {
 		remove := func(tx *mailbox.Tx) error { return tx.Remove(alice, seq) }
 		write(t, s, remove)

@@ -129,12 +129,6 @@ func (tx *Tx) Claim(gid identity.GID, seq uint64) error {
 	return tx.change(gid, seq, Waiting, Claimed)
 }
 
-// Release undoes Claim, for a delivery that is known not to have begun. It fails
-// with fault.Conflict if the message is not claimed.
-func (tx *Tx) Release(gid identity.GID, seq uint64) error {
-	return tx.change(gid, seq, Claimed, Waiting)
-}
-
 func (tx *Tx) change(gid identity.GID, seq uint64, from, to MessageState) error {
 	m, key, ok, err := tx.head(gid, seq)
 	if err != nil {

@@ -55,7 +55,8 @@ func New(out, err io.Writer, format Format, plain bool) *Printer {
 	return p
 }
 
-// JSON prints v as one document on one line.
+// JSON prints v, an object, as one document on one line. Its first field is the
+// version of fleet's documents, "v".
 func (p *Printer) JSON(v any) error { return p.Line(v) }
 
 // Line prints v as one document on a line of its own, for streams. The line is
@@ -65,8 +66,21 @@ func (p *Printer) Line(v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.Out.Write(escapeJSON(b))
+	_, err = p.Out.Write(escapeJSON(versioned(b)))
 	return err
+}
+
+// versioned is an encoded object with the version as its first field, unless it
+// has one.
+func versioned(b []byte) []byte {
+	first := fmt.Appendf(nil, `{"v":%d`, Version)
+	switch {
+	case len(b) == 0 || b[0] != '{' || bytes.HasPrefix(b, []byte(`{"v":`)):
+		return b
+	case bytes.HasPrefix(b, []byte("{}")):
+		return append(first, b[1:]...)
+	}
+	return append(append(first, ','), b[1:]...)
 }
 
 // encode is v as JSON and a line end. What HTML would want escaped is left

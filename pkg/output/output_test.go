@@ -176,7 +176,7 @@ func TestR56_StreamsAreOneDocumentALine(t *testing.T) {
 	out, _ := print(t, output.Printer{Format: output.JSON}, func(p *output.Printer) error {
 		return errors.Join(p.Line(agent{Name: "a\nb"}), p.Line(agent{Name: "c"}))
 	})
-	want := `{"name":"a\nb","state":"","text":""}` + "\n" + `{"name":"c","state":"","text":""}` + "\n"
+	want := `{"v":1,"name":"a\nb","state":"","text":""}` + "\n" + `{"v":1,"name":"c","state":"","text":""}` + "\n"
 	if out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
@@ -195,12 +195,12 @@ func TestR56_Errors(t *testing.T) {
 		{"nil", output.JSON, nil, "", ""},
 		{"people", output.Auto, full, "", people},
 		{"scripts", output.JSON, full,
-			`{"error":{"kind":"ambiguous","message":"several agents are called eve","hint":"name one by its id","id":"0192","also":["eve@alpha","eve@\u001b[2Jbeta"]}}` + "\n", people},
+			`{"v":1,"error":{"kind":"ambiguous","message":"several agents are called eve","hint":"name one by its id","id":"0192","also":["eve@alpha","eve@\u001b[2Jbeta"]}}` + "\n", people},
 		{"wrapped", output.JSON, fmt.Errorf("read host key: %w", fault.New(fault.Config, "it is damaged")),
-			`{"error":{"kind":"config","message":"read host key: it is damaged"}}` + "\n", "fleet: read host key: it is damaged\n"},
+			`{"v":1,"error":{"kind":"config","message":"read host key: it is damaged"}}` + "\n", "fleet: read host key: it is damaged\n"},
 		{"not a fault", output.JSON, context.DeadlineExceeded,
-			`{"error":{"kind":"failed","message":"context deadline exceeded"}}` + "\n", "fleet: context deadline exceeded\n"},
-		{"no kind", output.JSON, &fault.Fault{Message: "odd"}, `{"error":{"kind":"failed","message":"odd"}}` + "\n", "fleet: odd\n"},
+			`{"v":1,"error":{"kind":"failed","message":"context deadline exceeded"}}` + "\n", "fleet: context deadline exceeded\n"},
+		{"no kind", output.JSON, &fault.Fault{Message: "odd"}, `{"v":1,"error":{"kind":"failed","message":"odd"}}` + "\n", "fleet: odd\n"},
 		{"lines", output.Auto, errors.New("one\ntwo"), "", "fleet: one two\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"strconv"
 	"sync"
@@ -26,7 +27,7 @@ type Step string
 
 // The steps (DESIGN §2).
 const (
-	Accepted  Step = "accepted"  // a local caller's message has its id and is recorded
+	Accepted  Step = "accepted"  // a local caller's message has its id and is on its way
 	Published Step = "published" // the broker has it and has routed it
 	Returned  Step = "returned"  // no queue takes it, or the queue is full
 	Unproven  Step = "unknown"   // nobody can tell yet
@@ -83,12 +84,13 @@ type Writer struct {
 	mu    sync.Mutex // guards file and bytes
 	file  *os.File
 	bytes int64
-	lost  int64
+	lost  bool
+	log   *slog.Logger
 }
 
 // Open appends to path, mode 0600.
-func Open(path string, host identity.Host) (*Writer, error) {
-	w := &Writer{host: host, path: path}
+func Open(path string, host identity.Host, log *slog.Logger) (*Writer, error) {
+	w := &Writer{host: host, path: path, log: log}
 	if err := w.open(); err != nil {
 		return nil, fmt.Errorf("open audit log: %w", err)
 	}
@@ -110,7 +112,7 @@ func (w *Writer) open() error {
 }
 
 // Write appends l with the host and, unless it has one, the present time. A line
-// that can't be written is counted, not returned: no message waits for its
+// that can't be written is lost, which is logged once: no message waits for its
 // trace.
 func (w *Writer) Write(l Line) {
 	l.Host = w.host
@@ -122,23 +124,20 @@ func (w *Writer) Write(l Line) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err == nil && w.bytes > rotateBytes {
-		err = w.rotate()
+		// A file that can't be put aside just goes on growing.
+		if w.rotate() != nil {
+			w.bytes = rotateBytes / 2 // not every line tries again
+		}
 	}
 	if err == nil {
 		// One write with O_APPEND, so that a kill leaves whole lines.
 		_, err = w.file.Write(append(b, '\n'))
 		w.bytes += int64(len(b)) + 1
 	}
-	if err != nil {
-		w.lost++
+	if err != nil && !w.lost {
+		w.log.Error("the audit log can't be written; its lines are lost until it can", "file", w.path, "err", err)
 	}
-}
-
-// Lost counts the lines that could not be written.
-func (w *Writer) Lost() int64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.lost
+	w.lost = err != nil
 }
 
 func (w *Writer) rotate() error {
@@ -153,7 +152,8 @@ func (w *Writer) rotate() error {
 	}
 	old := w.file
 	if err := w.open(); err != nil {
-		return err
+		// Lines go on into the old file, under its old name.
+		return errors.Join(err, os.Rename(name(1), w.path))
 	}
 	return old.Close()
 }

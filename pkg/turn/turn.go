@@ -7,6 +7,7 @@
 package turn
 
 import (
+	"fmt"
 	"sort"
 	"time"
 
@@ -28,9 +29,6 @@ type Turn struct {
 	// Proof says how far the injection is known.
 	Proof    Proof  `json:"proof"`
 	Evidence string `json:"evidence,omitempty"`
-	// Outcome is the terminal kind, once there is one.
-	Outcome envelope.Kind `json:"outcome,omitempty"`
-	Closed  time.Time     `json:"closed,omitzero"`
 }
 
 // Proof is what is known of a claimed brief.
@@ -43,11 +41,12 @@ const (
 	Unproven  Proof = "unproven"  // it may have it, and nobody can find out
 )
 
-// Open makes the turn of a brief. Its id derives from the brief and the agent,
-// so that a restart mints the same one.
+// Open makes the turn of a brief. Its id derives from the brief, its sender and
+// the agent, so that a restart mints the same one, and two senders that chose the
+// same message id have two.
 func Open(agent identity.GID, seq uint64, brief envelope.Envelope, now time.Time) Turn {
 	return Turn{
-		ID:      string(envelope.DeriveID(string(brief.ID), "turn of "+string(agent))),
+		ID:      string(envelope.DeriveID(string(brief.ID), fmt.Sprintf("turn of %s from %s@%s", agent, brief.From, brief.FromHost))),
 		Agent:   agent,
 		Message: brief.ID,
 		Seq:     seq,
