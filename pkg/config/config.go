@@ -111,6 +111,9 @@ type Bounds struct {
 	// Away is how long the host of a worker may be away before those who wait
 	// for its reply are told: a dead gateway can say nothing itself (R24).
 	Away time.Duration
+	// Lease is how long a client may take to print messages and acknowledge them
+	// before others get them.
+	Lease time.Duration
 }
 
 // defaults is the configuration of a host whose file is empty.
@@ -128,7 +131,7 @@ func defaults() Config {
 		Limits:  envelope.DefaultLimits,
 		Roster:  Roster{Heartbeat: 5 * time.Second, Forget: 10 * time.Minute},
 		Bounds: Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second, Reconnect: 30 * time.Second,
-			Away: time.Minute},
+			Away: time.Minute, Lease: 20 * time.Second},
 	}
 }
 

@@ -90,6 +90,7 @@ bounds:
   confirm: 2s
   reconnect: 3s
   away: 4s
+  lease: 5s
 `
 
 func withKeys(t testing.TB, text string) string {
@@ -124,7 +125,7 @@ func TestLoadFull(t *testing.T) {
 			Groups: []string{"builders", "all-hands"}, Role: "worker",
 		}},
 		Mailbox: MailboxLimits{7, 8 << 20}, Roster: Roster{200 * time.Millisecond, 3 * time.Second},
-		Bounds: Bounds{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
+		Bounds: Bounds{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second},
 	}
 	want.Limits.TextBytes = 2 << 20
 	if !reflect.DeepEqual(c, want) {

@@ -164,6 +164,8 @@ var keys = withDefaults([]Key{
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Reconnect }),
 	key("bounds.away", durations(time.Millisecond, 365*day), "how long a worker's host may be away before those who wait for its reply are told",
 		func(d *draft, _ string) *time.Duration { return &d.Bounds.Away }),
+	key("bounds.lease", durations(100*time.Millisecond, time.Hour), "how long a client may take to print messages and acknowledge them before others get them",
+		func(d *draft, _ string) *time.Duration { return &d.Bounds.Lease }),
 })
 
 // secret marks a row whose value is never shown.

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"sort"
 	"sync"
 
@@ -25,7 +24,8 @@ type agents struct {
 // its end.
 type flight struct {
 	done chan struct{}
-	err  error // read after done
+	err  error // read after done, like left
+	left bool  // its caller went away
 }
 
 func newAgents() *agents {
@@ -39,18 +39,19 @@ func (x *agents) get(gid identity.GID) *agent {
 	return x.byGID[gid]
 }
 
-// once runs make unless somebody runs one under the same key: then it waits for
+// once runs begin unless somebody runs one under the same key: then it waits for
 // that one and returns its answer. Where that one only failed because its caller
 // went away, it runs its own.
-func (x *agents) once(ctx context.Context, key string, make func() error) error {
+func (x *agents) once(ctx context.Context, key string, begin func() error) error {
 	for {
 		x.mu.Lock()
 		f := x.flights[key]
 		if f == nil {
-			f = newFlight()
+			f = &flight{done: make(chan struct{})}
 			x.flights[key] = f
 			x.mu.Unlock()
-			f.err = make()
+			f.err = begin()
+			f.left = ctx.Err() != nil
 			x.mu.Lock()
 			delete(x.flights, key)
 			x.mu.Unlock()
@@ -63,13 +64,11 @@ func (x *agents) once(ctx context.Context, key string, make func() error) error 
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if !errors.Is(f.err, context.Canceled) && !errors.Is(f.err, context.DeadlineExceeded) {
+		if f.err == nil || !f.left {
 			return f.err
 		}
 	}
 }
-
-func newFlight() *flight { return &flight{done: make(chan struct{})} }
 
 // reserve keeps a name for gid. It fails with fault.Refused where the name is
 // taken by another, and with fault.Conflict while an agent of the same gid ends.

@@ -23,9 +23,6 @@ type lease struct {
 	until time.Time
 }
 
-// leaseBound is how long a client may take to print and acknowledge.
-const leaseBound = 20 * time.Second
-
 // inboxPage is how many messages one look at the mailbox reads.
 const inboxPage = 64
 
@@ -33,7 +30,7 @@ const inboxPage = 64
 // the inbox.
 func (a *agent) offer(e envelope.Envelope, seq uint64) {
 	if s := a.g.sends.find(a.gid, e.Re); s != nil && s.ended(e) {
-		a.leases[e.ID] = &lease{seq: seq, until: a.g.now().Add(leaseBound)}
+		a.leases[e.ID] = &lease{seq: seq, until: a.g.now().Add(a.g.cfg.Bounds.Lease)}
 		return
 	}
 	a.g.audit.Write(trace.Of(trace.Held, e))
@@ -64,7 +61,7 @@ func (s *sending) offerAgain() {
 			wanted := s.waiters > 0 || s.row.First == nil
 			s.mu.Unlock()
 			if wanted {
-				a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(leaseBound)}
+				a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(a.g.cfg.Bounds.Lease)}
 				s.queue.put(func() {
 					if !s.isOver() {
 						s.last(s.outcomeEvent(e))
@@ -145,89 +142,135 @@ func (g *Gateway) Inbox(ctx context.Context, from localapi.Caller, r api.InboxRe
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.Within*float64(time.Second)))
 		defer cancel()
 	}
-	given, after := 0, uint64(0)
+	l := &look{a: a, request: r, match: match, emit: emit}
+	recheck := time.NewTicker(g.cfg.Bounds.Lease) // a lease that has run out makes a message visible
+	defer recheck.Stop()
 	for {
 		changed := a.changed.next()
-		n, last, err := a.page(ctx, after, r, match, emit, given)
-		if err != nil {
+		if err := l.page(ctx); err != nil || l.done() {
 			return err
 		}
-		given, after = given+n, last
-		if r.Most > 0 && given >= r.Most || !r.Follow && (!r.Wait || given > 0) {
-			return nil
-		}
-		recheck := time.NewTimer(leaseBound) // an expired lease makes a message visible
 		select {
 		case <-changed:
 		case <-recheck.C:
-			if given == 0 {
-				after = 0
+			if g.agents.get(a.gid) != a {
+				return errStopping(a) // while its inbox is read out, or cannot be
 			}
+			if err := l.again(ctx); err != nil || l.done() {
+				return err
+			}
+		case <-a.ended:
+			if g.ctx.Err() != nil {
+				return fault.New(fault.NoGateway, "the gateway is closing")
+			}
+			return errStopping(a)
 		case <-ctx.Done():
-			recheck.Stop()
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return fault.New(fault.TimedOut, "no message came in time").
 					WithHint("what comes later waits in the inbox")
 			}
 			return ctx.Err()
 		}
-		recheck.Stop()
 	}
 }
 
-// page emits what waits after a place in the mailbox, and returns how many and
-// the new place.
-func (a *agent) page(ctx context.Context, after uint64, r api.InboxRequest, match func(mailbox.Message) bool,
-	emit func(api.Message) error, given int) (n int, last uint64, err error) {
+// look is one reader's walk through a mailbox.
+type look struct {
+	a       *agent
+	request api.InboxRequest
+	match   func(mailbox.Message) bool
+	emit    func(api.Message) error
+
+	after   uint64   // the place up to which it has seen
+	skipped []uint64 // before that place, leased by others
+	given   int
+}
+
+func (l *look) enough() bool { return l.request.Most > 0 && l.given >= l.request.Most }
+
+func (l *look) done() bool {
+	return l.enough() || !l.request.Follow && (!l.request.Wait || l.given > 0)
+}
+
+// page emits what waits after the place.
+func (l *look) page(ctx context.Context) error {
 	for {
 		var found []mailbox.Message
-		if err := a.g.store.Read(func(tx *mailbox.Tx) (err error) {
-			found, err = tx.Messages(a.gid, after, inboxPage)
+		if err := l.a.g.store.Read(func(tx *mailbox.Tx) (err error) {
+			found, err = tx.Messages(l.a.gid, l.after, inboxPage)
 			return err
-		}); err != nil {
-			return n, after, err
-		}
-		if len(found) == 0 {
-			return n, after, nil
+		}); err != nil || len(found) == 0 {
+			return err
 		}
 		for _, m := range found {
-			after = m.Seq
-			if !match(m) || a.pushed(m) {
+			if l.enough() {
+				return nil
+			}
+			l.after = m.Seq
+			if !l.match(m) || l.a.pushed(m) {
 				continue
 			}
-			if r.Most > 0 && given+n >= r.Most {
-				return n, after, nil
+			if err := l.give(ctx, m); err != nil {
+				return err
 			}
-			if r.Lease {
-				free := false
-				if err := a.ask(ctx, func() { free = a.take(m) }); err != nil {
-					return n, after, err
-				}
-				if !free {
-					continue
-				}
-			}
-			view, err := a.g.show(m)
-			if err != nil {
-				return n, after, err
-			}
-			if err := emit(view); err != nil {
-				return n, after, err
-			}
-			n++
 		}
 	}
+}
+
+// again looks at what others had leased: of a client that was killed it comes
+// again.
+func (l *look) again(ctx context.Context) error {
+	skipped := l.skipped
+	l.skipped = nil
+	for i, seq := range skipped {
+		if l.enough() {
+			l.skipped = append(l.skipped, skipped[i:]...)
+			return nil
+		}
+		m, ok, err := readMessage(l.a.g, l.a.gid, seq)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		if err := l.give(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// give emits one message, unless another client has it.
+func (l *look) give(ctx context.Context, m mailbox.Message) error {
+	if l.request.Lease {
+		free := false
+		if err := l.a.ask(ctx, func() { free = l.a.take(m) }); err != nil {
+			return err
+		}
+		if !free {
+			l.skipped = append(l.skipped, m.Seq)
+			return nil
+		}
+	}
+	view, err := l.a.g.show(m)
+	if err != nil {
+		return err
+	}
+	l.given++
+	return l.emit(view)
 }
 
 // pushed says whether m goes into the agent's pane, not to whoever asks.
 func (a *agent) pushed(m mailbox.Message) bool { return !a.role.Pulls() && m.Kind == envelope.Send }
 
-// take leases m to the caller, unless somebody has it.
+// take leases m to the caller, unless somebody has it, or it is about to be
+// failed.
 func (a *agent) take(m mailbox.Message) bool {
-	if a.leased(m.ID) {
+	if a.leased(m.ID) || m.Kind == envelope.Send && passed(m.Exp, a.g.now()) {
 		return false
 	}
-	a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(leaseBound)}
+	a.leases[m.ID] = &lease{seq: m.Seq, until: a.g.now().Add(a.g.cfg.Bounds.Lease)}
 	return true
 }
 
@@ -292,10 +335,11 @@ func (g *Gateway) Ack(ctx context.Context, from localapi.Caller, r api.AckReques
 	}
 	var drained []envelope.Envelope
 	var stats mailbox.Stats
-	err := g.store.Write(ctx, func(tx *mailbox.Tx) (err error) {
+	result := make(chan error, 1)
+	g.store.Go(func(tx *mailbox.Tx) (err error) {
 		drained = drained[:0]
 		for id, seq := range wanted {
-			e, ok, err := g.drain(tx, a.gid, id, seq)
+			e, ok, err := g.drain(tx, a, id, seq)
 			if err != nil {
 				return err
 			}
@@ -305,25 +349,30 @@ func (g *Gateway) Ack(ctx context.Context, from localapi.Caller, r api.AckReques
 		}
 		stats, err = tx.Stats(a.gid)
 		return err
+	}, func(err error) {
+		if err == nil { // posted here, so that the counts of two acks arrive in order
+			a.post(func() {
+				for id := range wanted {
+					delete(a.leases, id)
+				}
+				a.counted(stats)
+			})
+		}
+		result <- err
 	})
-	if err != nil {
+	if err := <-result; err != nil { // not ctx: once it is handed in, what it did must be known
 		return api.AckResult{}, err
 	}
 	for _, e := range drained {
 		g.audit.Write(trace.Of(trace.Drained, e))
 	}
-	a.post(func() {
-		for id := range wanted {
-			delete(a.leases, id)
-		}
-		a.counted(stats)
-	})
 	return api.AckResult{Acked: len(drained)}, nil
 }
 
 // drain removes one message. The outcome of a send is kept with it, so that a
 // retry of the same id gets it again (R23).
-func (g *Gateway) drain(tx *mailbox.Tx, gid identity.GID, id envelope.ID, seq uint64) (e envelope.Envelope, ok bool, err error) {
+func (g *Gateway) drain(tx *mailbox.Tx, a *agent, id envelope.ID, seq uint64) (e envelope.Envelope, ok bool, err error) {
+	gid := a.gid
 	if seq == 0 {
 		heads, err := tx.Heads(gid, 0, 1<<30)
 		if err != nil {
@@ -336,7 +385,7 @@ func (g *Gateway) drain(tx *mailbox.Tx, gid identity.GID, id envelope.ID, seq ui
 		}
 	}
 	m, ok, err := tx.Message(gid, seq)
-	if err != nil || !ok {
+	if err != nil || !ok || a.pushed(m) {
 		return e, false, err
 	}
 	if e, err = stored(m.Sealed); err != nil {
@@ -360,4 +409,22 @@ func (g *Gateway) drain(tx *mailbox.Tx, gid identity.GID, id envelope.ID, seq ui
 		}
 	}
 	return e, true, tx.Remove(gid, seq)
+}
+
+// watchHeld has a puller's message failed when it expires before it is taken.
+func (a *agent) watchHeld(w waiting) {
+	if w.exp.IsZero() {
+		return
+	}
+	a.held = append(a.held, w)
+	a.setExpiry()
+}
+
+// dueAt is when a message is to be failed; zero for never. What somebody is just
+// taking is not: it was in time.
+func (a *agent) dueAt(w waiting) time.Time {
+	if l := a.leases[w.id]; l != nil && !w.exp.IsZero() && l.until.After(w.exp) {
+		return l.until
+	}
+	return w.exp
 }

@@ -160,11 +160,14 @@ func (g *Gateway) adopt(ctx context.Context, a *agent, last *failure) error {
 	for _, t := range open {
 		a.turns.Put(t)
 	}
-	if a.role == api.Worker {
-		for _, m := range heads {
-			if m.Kind == envelope.Send && m.State == mailbox.Waiting {
-				a.line = append(a.line, waiting{seq: m.Seq, id: m.ID, from: m.From, host: m.FromHost, exp: m.Exp})
-			}
+	for _, m := range heads {
+		w := waiting{seq: m.Seq, id: m.ID, from: m.From, host: m.FromHost, exp: m.Exp}
+		switch {
+		case m.Kind != envelope.Send || m.State != mailbox.Waiting:
+		case a.role.Pulls():
+			a.held = append(a.held, w)
+		default:
+			a.line = append(a.line, w)
 		}
 	}
 	if last != nil {

@@ -140,6 +140,8 @@ func (a *agent) tellKnown(e envelope.Envelope, seen mailbox.Seen) {
 		a.tell(e, envelope.Injected, envelope.Receipt{Evidence: s.Evidence})
 	case held:
 		a.tell(e, envelope.Held, envelope.Receipt{})
+	case claimed:
+		// The proof, or that there is none, follows.
 	case unknown:
 		a.tell(e, envelope.Refused, envelope.Receipt{Reason: string(fault.Unknown),
 			Detail: "nobody can tell whether " + a.name + " got the message"})

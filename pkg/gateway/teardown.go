@@ -76,6 +76,10 @@ func (g *Gateway) Stop(ctx context.Context, _ localapi.Caller, r api.StopRequest
 	}
 	over := make(chan stopped, 1)
 	a.post(func() {
+		if a.gone {
+			over <- stopped{}
+			return
+		}
 		a.stops = append(a.stops, over)
 		a.teardown(failure{kind: envelope.Abandoned, reason: fault.Abandoned, dead: envelope.ReasonUndeliverable,
 			detail: a.name + " was stopped"})

@@ -3,7 +3,9 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,6 +76,10 @@ func (a *agent) claimed(ctx context.Context, w waiting, t turn.Turn, e envelope.
 	a.wrote()
 	if err != nil {
 		a.certain(w.id)
+		if errors.Is(err, fault.NotFound) {
+			a.advance() // it was ended meanwhile
+			return
+		}
 		a.g.log.Error("can't claim a message", "agent", a.name, "trace", e.Trace, "id", w.id, "err", err)
 		a.line = append([]waiting{w}, a.line...)
 		a.after(2*time.Second, a.advance)
@@ -84,6 +90,10 @@ func (a *agent) claimed(ctx context.Context, w waiting, t turn.Turn, e envelope.
 
 // claim writes that a message will be injected, and never claimed again.
 func (g *Gateway) claim(tx *mailbox.Tx, t turn.Turn) error {
+	// One of another sender may have the id: this one waits until that has ended.
+	if open, ok, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key()); err != nil || ok && open.Seq != t.Seq {
+		return errors.Join(err, fault.New(fault.Conflict, "the id of message %s is in use", t.Message))
+	}
 	if err := tx.Claim(t.Agent, t.Seq); err != nil {
 		return err
 	}
@@ -208,16 +218,19 @@ func (a *agent) expire(w waiting) {
 		detail: "nobody took it in time"})
 }
 
-// setExpiry arms one timer for the message of the line that expires first.
+// setExpiry arms one timer for the message that expires first: of a worker's line,
+// or of what is held for a puller.
 func (a *agent) setExpiry() {
 	if a.expiry != nil {
 		a.expiry.Stop()
 		a.expiry = nil
 	}
 	var first time.Time
-	for _, w := range a.line {
-		if !w.exp.IsZero() && (first.IsZero() || w.exp.Before(first)) {
-			first = w.exp
+	for _, list := range [][]waiting{a.line, a.held} {
+		for _, w := range list {
+			if at := a.dueAt(w); !at.IsZero() && (first.IsZero() || at.Before(first)) {
+				first = at
+			}
 		}
 	}
 	if first.IsZero() {
@@ -226,17 +239,18 @@ func (a *agent) setExpiry() {
 	a.expiry = a.after(first.Sub(a.g.now())+time.Millisecond, a.expireDue)
 }
 
+// expireDue ends what nobody took in time.
 func (a *agent) expireDue() {
 	now := a.g.now()
-	kept := a.line[:0]
-	for _, w := range a.line {
-		if !w.exp.IsZero() && now.After(w.exp) {
-			a.expire(w)
-		} else {
-			kept = append(kept, w)
+	due := func(w waiting) bool {
+		if !passed(a.dueAt(w), now) {
+			return false
 		}
+		a.expire(w)
+		return true
 	}
-	a.line = kept
+	a.line = slices.DeleteFunc(a.line, due)
+	a.held = slices.DeleteFunc(a.held, due)
 	a.setExpiry()
 }
 

@@ -57,7 +57,7 @@ type Stats struct {
 //
 // It fails with fault.Conflict if its id was seen with another digest (and
 // returns what is known of that one), with fault.Full if the mailbox has no room
-// or the sending host has used up its quota of remembered ids, and with
+// or (a QuotaError) the sending host has used up its quota of remembered ids, and with
 // fault.Usage if an id is not a UUID. It has then written nothing.
 func (tx *Tx) Put(gid identity.GID, m Message) (Seen, error) {
 	key, err := seenKey(gid, m.FromHost, m.From, m.ID)

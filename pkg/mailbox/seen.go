@@ -64,6 +64,13 @@ func (tx *Tx) seen(key []byte) (known Seen, ok bool, err error) {
 	return known, true, nil
 }
 
+// QuotaError is the fault.Full of a sending host that has used up its quota of
+// remembered ids: the mailbox itself has room for others.
+type QuotaError struct{ *fault.Fault }
+
+// Unwrap makes fault.From find the fault.
+func (e QuotaError) Unwrap() error { return e.Fault }
+
 // remember adds a row, its place in the order of ages and its part of the
 // sending host's quota. It fails with fault.Full before it has written.
 func (tx *Tx) remember(key []byte, known Seen) error {
@@ -73,8 +80,8 @@ func (tx *Tx) remember(key []byte, known Seen) error {
 		return err
 	}
 	if n >= uint64(tx.store.options.SeenMost) {
-		return fault.New(fault.Full, "host %s has sent %d messages within %s, more than this host remembers of one", host, n, tx.store.options.Memory).
-			WithHint("they are accepted again as the oldest age away")
+		return QuotaError{fault.New(fault.Full, "host %s has sent %d messages within %s, more than this host remembers of one", host, n, tx.store.options.Memory).
+			WithHint("they are accepted again as the oldest age away")}
 	}
 	if err := tx.putSeen(key, known); err != nil {
 		return err
