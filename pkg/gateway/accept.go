@@ -25,8 +25,9 @@ type sends struct {
 	active map[string]*sending
 }
 
-// accept is where every message of a local caller enters the fleet. It returns
-// once the send is recorded under its id, so that a retry finds it.
+// accept is where every message of a local caller enters the fleet. A send whose
+// id the caller chose is recorded when it returns, so that a retry finds it, also
+// after a kill; one whose id is minted here is recorded soon after (startNew).
 func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRequest) (*sending, error) {
 	if len(r.Text) > g.cfg.Limits.TextBytes {
 		return nil, fault.New(fault.Usage, "the text has %d bytes, more than the %d that a message may have", len(r.Text), g.cfg.Limits.TextBytes).
@@ -51,7 +52,7 @@ func (g *Gateway) accept(ctx context.Context, from localapi.Caller, r api.SendRe
 	if r.ID == "" {
 		return g.sends.startNew(s)
 	}
-	return g.sends.start(ctx, s)
+	return g.sends.start(s)
 }
 
 // recipient is the agent that a send is for. What was sent before goes on also
@@ -97,7 +98,8 @@ func (g *Gateway) newSending(from localapi.Caller, to api.Agent, r api.SendReque
 	if r.ExpiresSeconds > 0 {
 		e.Exp = envelope.At(g.now().Add(time.Duration(r.ExpiresSeconds * float64(time.Second))))
 	}
-	s := &sending{g: g, queue: newQueue[func()](), gone: make(chan struct{}), env: e}
+	s := &sending{g: g, from: e.From, key: sendKey(e.From, e.ID), queue: newQueue[func()](), gone: make(chan struct{}),
+		recorded: make(chan struct{}), env: e}
 	if r.Wait {
 		s.waiters = 1 // before it runs, so that an outcome that is there already finds the waiter
 	}
@@ -129,11 +131,11 @@ func (x *sends) startNew(s *sending) (*sending, error) {
 		return nil, err
 	}
 	s.watchers = 1
-	key := sendKey(s.row.From, s.row.ID)
+	close(s.recorded)
+	key, row := s.key, s.row
 	x.mu.Lock()
 	x.active[key] = s
 	x.mu.Unlock()
-	row := s.row
 	x.g.store.Later(func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, key, row) }, func(err error) {
 		if err != nil {
 			x.g.log.Error("can't record a send", "id", row.ID, "trace", row.Trace, "err", err)
@@ -145,24 +147,30 @@ func (x *sends) startNew(s *sending) (*sending, error) {
 	return s, nil
 }
 
-// start records the send and begins it, or joins the one that has its id.
-func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
-	key := sendKey(s.row.From, s.row.ID)
+// start records the send and begins it, or joins the one that has its id. It waits
+// for the disk, and not only for as long as the caller does: others may have joined.
+func (x *sends) start(s *sending) (*sending, error) {
 	for {
 		x.mu.Lock()
-		other := x.active[key]
+		other := x.active[s.key]
 		if other == nil {
-			x.active[key] = s
+			x.active[s.key] = s
 			s.watchers++ // until the caller watches, so that it does not end before
-		} else if !other.join(s.waiters > 0) {
-			// It is ending this very moment.
 			x.mu.Unlock()
+			if err := x.begin(s); err != nil {
+				return nil, err
+			}
+			return s, nil
+		}
+		joined := other.join(s.waiters > 0)
+		x.mu.Unlock()
+		if !joined { // it is ending this very moment
 			<-other.gone
 			continue
 		}
-		x.mu.Unlock()
-		if other == nil {
-			break
+		<-other.recorded
+		if other.failed {
+			continue // whatever was wrong with it may not be wrong with this one
 		}
 		if other.row.Digest != s.row.Digest {
 			other.leave(s.waiters > 0)
@@ -173,17 +181,25 @@ func (x *sends) start(ctx context.Context, s *sending) (*sending, error) {
 		}
 		return other, nil
 	}
-	known, err := x.record(ctx, s)
+}
+
+// begin records a send that can be found already, and runs it.
+func (x *sends) begin(s *sending) error {
+	known, err := x.record(s)
 	if err != nil {
 		x.drop(s)
-		return nil, err
+		s.failed = true
+		close(s.recorded)
+		close(s.gone)
+		return err
 	}
+	close(s.recorded)
 	if !known {
 		x.g.audit.Write(trace.Of(trace.Accepted, s.env))
 	}
 	s.emit(api.Event{Step: api.StepAccepted})
 	go s.run(x.g.ctx)
-	return s, nil
+	return nil
 }
 
 func (x *sends) conflict(id envelope.ID) error {
@@ -192,29 +208,28 @@ func (x *sends) conflict(id envelope.ID) error {
 }
 
 // record writes the send's row, or takes over the row that is there.
-func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) {
-	key := sendKey(s.row.From, s.row.ID)
-	err = x.g.store.Write(ctx, func(tx *mailbox.Tx) error {
-		old, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
-		if err != nil {
+func (x *sends) record(s *sending) (known bool, err error) {
+	var row sendRow
+	err = x.g.store.Write(x.g.ctx, func(tx *mailbox.Tx) (err error) {
+		if row, known, err = mailbox.Get[sendRow](tx, sendsTable, s.key); err != nil {
 			return err
 		}
-		known = ok
-		if !ok {
-			if err := findOutcome(tx, &s.row); err != nil {
+		if !known {
+			row = s.row
+			if row.Outcome, err = findOutcome(tx, row); err != nil {
 				return err
 			}
-			return mailbox.Set(tx, sendsTable, key, s.row)
+			return mailbox.Set(tx, sendsTable, s.key, row)
 		}
-		if old.Digest != s.row.Digest {
-			return x.conflict(old.ID)
+		if row.Digest != s.row.Digest {
+			return x.conflict(row.ID)
 		}
-		s.row = old
 		return nil
 	})
 	if err != nil {
 		return false, err
 	}
+	s.row = row
 	s.env.Trace = s.row.Trace
 	s.env.Exp = envelope.At(s.row.Exp)
 	if s.row.Exp.IsZero() {
@@ -226,24 +241,24 @@ func (x *sends) record(ctx context.Context, s *sending) (known bool, err error) 
 
 // findOutcome looks whether the outcome of a send without a record is there
 // already: a gateway was killed between the two.
-func findOutcome(tx *mailbox.Tx, row *sendRow) error {
+func findOutcome(tx *mailbox.Tx, row sendRow) (*outcomeNote, error) {
 	heads, err := tx.Heads(row.From, 0, 1<<30)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, m := range heads {
 		if m.Re == row.ID && m.Kind.Terminal() && m.From == row.To {
-			row.Outcome = &outcomeNote{Seq: m.Seq}
+			return &outcomeNote{Seq: m.Seq, Kind: m.Kind}, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 func (x *sends) drop(s *sending) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if key := sendKey(s.row.From, s.row.ID); x.active[key] == s {
-		delete(x.active, key)
+	if x.active[s.key] == s {
+		delete(x.active, s.key)
 	}
 }
 
@@ -267,7 +282,7 @@ func (x *sends) filled(from identity.GID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, s := range x.active {
-		if s.row.From == from {
+		if s.from == from {
 			s.queue.put(func() {
 				if s.isAwaited() {
 					s.fail(fault.New(fault.Full, "the own mailbox has filled up, so an answer would have no place").

@@ -286,6 +286,9 @@ func (g *Gateway) failMessage(a *agent, seq uint64, f failure) {
 				line.ID, line.Re = n.turn.Message, ""
 				g.audit.Write(line)
 			}
+			if open, ok := a.turns.Find(n.turn.Message); ok && open.Seq == seq {
+				a.turns.Drop(open.Message) // a puller's is open from its arrival
+			}
 			n.written(g)
 			a.counted(stats)
 		})

@@ -165,7 +165,9 @@ func (g *Gateway) adopt(ctx context.Context, a *agent, last *failure) error {
 		switch {
 		case m.Kind != envelope.Send || m.State != mailbox.Waiting:
 		case a.role.Pulls():
-			a.held = append(a.held, w)
+			if !w.exp.IsZero() {
+				a.held = append(a.held, w)
+			}
 		default:
 			a.line = append(a.line, w)
 		}

@@ -11,6 +11,7 @@ import (
 	"fleet/pkg/bus"
 	"fleet/pkg/envelope"
 	"fleet/pkg/fault"
+	"fleet/pkg/identity"
 	"fleet/pkg/roster"
 	"fleet/pkg/trace"
 )
@@ -18,12 +19,20 @@ import (
 // sending is one send of this host. Its goroutine (run) drives it; watchers read
 // its events from any position.
 type sending struct {
-	g      *Gateway
-	row    sendRow
-	env    envelope.Envelope
-	sealed envelope.Sealed
-	queue  *queue[func()]
-	gone   chan struct{} // closed when run has ended
+	g     *Gateway
+	from  identity.GID // who sends; with key, set before the send can be found
+	key   string       // in sendsTable
+	queue *queue[func()]
+	gone  chan struct{} // closed when run has ended, or never began
+
+	// recorded is closed once it is known whether the send may begin. What follows
+	// is written before, and of row only First and Outcome change after it: by run,
+	// First under mu.
+	recorded chan struct{}
+	failed   bool // it may not
+	row      sendRow
+	env      envelope.Envelope
+	sealed   envelope.Sealed
 
 	mu       sync.Mutex // guards all but changed
 	events   []api.Event
@@ -36,9 +45,12 @@ type sending struct {
 
 	// ---- owned by run
 	tries int       // how often it was handed over
-	asked time.Time // when last
+	asked time.Time // when last, or when that was thought of
+	sent  time.Time // when last
 	begun time.Time // when it was taken up, by this gateway
 	doubt bool      // published while it was not known whether the recipient's host is there
+	under int       // publications whose verdict is not there yet
+	away  bool      // published while the recipient's host was away, which it has been since
 	// routed: its inbox on the broker has had it, so a copy that is refused later
 	// means nothing.
 	routed bool
@@ -75,8 +87,10 @@ func (s *sending) resume() bool {
 			s.emitEarlier(*first)
 		case s.row.Outcome.Kind == envelope.Reply:
 			s.first(api.Event{Step: api.StepInjected, Evidence: "reply"}) // R10a
-		default:
-			s.row.First = nil // the failure says more, and is the first result
+		default: // the failure says more, and is the first result
+			s.mu.Lock()
+			s.row.First = nil
+			s.mu.Unlock()
 		}
 		if !s.isOver() {
 			s.offerAgain()
@@ -98,6 +112,7 @@ func (s *sending) resume() bool {
 func (s *sending) deliver(ctx context.Context) {
 	s.tries++
 	s.asked = s.g.now()
+	s.sent = s.asked
 	if s.row.ToHost == s.g.cfg.Host {
 		s.deliverHere()
 		return
@@ -106,11 +121,16 @@ func (s *sending) deliver(ctx context.Context) {
 		s.fail(noBroker())
 		return
 	}
-	p, err := s.g.bus.Publish(ctx, s.g.message(s.env, s.sealed))
+	m := s.g.message(s.env, s.sealed)
+	if passed(s.row.Exp, s.sent) {
+		m.Until = s.sent.Add(s.g.cfg.Bounds.Receipt) // it only asks what became of the message
+	}
+	p, err := s.g.bus.Publish(ctx, m)
 	if err != nil {
 		s.notPublished(err)
 		return
 	}
+	s.under++
 	go func() { // ends with the publication, whose own bound is the message's
 		<-p.Done()
 		outcome, detail := p.Outcome()
@@ -159,8 +179,26 @@ func (s *sending) agentEnded() {
 	}
 }
 
+// mayBeThere says whether a copy may have got through, of this gateway or of an
+// earlier one: then what becomes of a further copy says nothing of the message.
+func (s *sending) mayBeThere() bool { return s.routed || s.row.First != nil }
+
+// bounced goes on with a copy that did not get through. It returns whether that
+// goes for the message.
+func (s *sending) bounced(why string) bool {
+	s.returned(why)
+	if !s.mayBeThere() {
+		return true
+	}
+	if !s.told {
+		s.unproven("a further copy did not get through: " + why)
+	}
+	return false
+}
+
 // published goes on with the broker's verdict.
 func (s *sending) published(o bus.Outcome, detail error) {
+	s.under--
 	if o == bus.Accepted {
 		s.g.audit.Write(trace.Of(trace.Published, s.env))
 	}
@@ -173,19 +211,22 @@ func (s *sending) published(o bus.Outcome, detail error) {
 		s.emit(api.Event{Step: api.StepPublished})
 		s.offline()
 	case bus.Unroutable:
-		s.returned("no queue takes it")
+		if !s.bounced("no queue takes it") {
+			return
+		}
 		s.fail(fault.New(fault.NotFound, "%s has no inbox on the broker, so the message was not sent", s.address()).
 			WithHint("its host may have been away for longer than its inbox lives; `fleet roster` shows who is there"))
 	case bus.Full:
-		if s.routed {
+		if !s.bounced("the inbox is full") {
 			return
 		}
-		s.returned("the inbox is full")
 		s.fail(fault.New(fault.Full, "the inbox of %s is full, so the message was not sent", s.address()).
 			WithHint("it takes messages again once some of what waits there is taken"))
 		s.g.buryLater(s.env, s.sealed, envelope.ReasonInboxFull)
 	case bus.Refused:
-		s.returned("the broker refused it")
+		if !s.bounced("the broker refused it") {
+			return
+		}
 		s.fail(fault.New(fault.Failed, "the broker refused the message: %v", detail).
 			WithHint("check the gateway's permissions and the exchanges on the broker"))
 	default:
@@ -208,6 +249,7 @@ func (s *sending) offline() {
 	if s.doubt || ok && h.State != hostUnknown || s.told {
 		return
 	}
+	s.away = true
 	s.first(api.Event{Step: api.StepOffline, Warning: fmt.Sprintf(
 		"%s is away; the message rests in the inbox of %s until its gateway is back", s.row.ToHost, s.address())})
 }

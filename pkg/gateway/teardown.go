@@ -131,7 +131,6 @@ func (a *agent) teardown(f failure) {
 		}
 		delete(a.parked, gid)
 	}
-	a.announce()
 	a.dig(digFirst)
 }
 
@@ -149,6 +148,9 @@ func (a *agent) dig(pause time.Duration) {
 	a.g.store.Go(func(tx *mailbox.Tx) error {
 		return mailbox.Set(tx, gravesTable, string(a.gid), row)
 	}, func(err error) {
+		if err == nil {
+			a.post(a.announce) // not before, so that who is seen stopping does stop
+		}
 		go func() { // ends with the pane's close, which is bounded
 			if err == nil {
 				err = a.closePane()
@@ -359,8 +361,8 @@ func (a *agent) closeInbox() {
 			return
 		}
 	}
-	a.g.agents.forget(a.gid)
 	err := a.g.store.Write(a.ctx, func(tx *mailbox.Tx) error { return mailbox.Delete(tx, gravesTable, string(a.gid)) })
+	a.g.agents.forget(a.gid)
 	if err != nil && a.ctx.Err() == nil {
 		a.g.log.Error("can't forget an ended agent", "agent", a.name, "err", err)
 	}

@@ -201,7 +201,7 @@ func (s *sending) save(e api.Event) {
 	s.mu.Lock()
 	s.row.First = &e
 	s.mu.Unlock()
-	key := sendKey(s.row.From, s.row.ID)
+	key := s.key
 	s.g.store.Later(func(tx *mailbox.Tx) error {
 		row, ok, err := mailbox.Get[sendRow](tx, sendsTable, key)
 		if err != nil || !ok {
@@ -225,8 +225,8 @@ func (s *sending) nextLook() time.Duration {
 	wait := lookEvery
 	if !s.isProven() {
 		wait = min(wait, s.asked.Add(s.patience()).Sub(s.g.now()))
-		if !s.row.Exp.IsZero() {
-			wait = min(wait, s.row.Exp.Sub(s.g.now()))
+		if last := s.lastWord(); !last.IsZero() {
+			wait = min(wait, last.Sub(s.g.now()))
 		}
 	}
 	return max(wait, time.Millisecond)
@@ -235,6 +235,30 @@ func (s *sending) nextLook() time.Duration {
 // patience is how long a proof may take: longer with every try.
 func (s *sending) patience() time.Duration {
 	return s.g.cfg.Bounds.Receipt << min(max(s.tries-1, 0), 4)
+}
+
+// lastWord is when a send that expires ends where nobody has said a word of it; zero
+// where that is up to its recipient's side. That fails what it has not claimed in
+// time, and what was claimed in time may be proven later: so its word is waited for,
+// as after a copy that asked again.
+func (s *sending) lastWord() time.Time {
+	if s.row.Exp.IsZero() || s.row.ToHost == s.g.cfg.Host {
+		return time.Time{}
+	}
+	last := s.row.Exp
+	if s.sent.After(last) {
+		last = s.sent
+	}
+	return last.Add(s.g.cfg.Bounds.Receipt)
+}
+
+// expired ends a send that expired and of which nothing was heard.
+func (s *sending) expired() {
+	if s.away || s.under == 0 && !s.mayBeThere() {
+		s.fail(fault.New(fault.Expired, "%s did not take the message before it expired", s.address()))
+		return
+	}
+	s.unknownForGood("it has expired, and " + string(s.row.ToHost) + " has not said whether it was in time")
 }
 
 // look ends or repeats what has waited too long.
@@ -247,8 +271,9 @@ func (s *sending) look(ctx context.Context) {
 		if s.doubt {
 			s.offline()
 		}
-		if !s.row.Exp.IsZero() && now.After(s.row.Exp) {
-			s.fail(fault.New(fault.Expired, "%s did not take the message before it expired", s.address()))
+		s.away = s.away && s.rests()
+		if passed(s.lastWord(), now) {
+			s.expired()
 			return
 		}
 		if now.Sub(s.asked) >= s.patience() {

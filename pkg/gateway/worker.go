@@ -91,8 +91,12 @@ func (a *agent) claimed(ctx context.Context, w waiting, t turn.Turn, e envelope.
 // claim writes that a message will be injected, and never claimed again.
 func (g *Gateway) claim(tx *mailbox.Tx, t turn.Turn) error {
 	// One of another sender may have the id: this one waits until that has ended.
-	if open, ok, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key()); err != nil || ok && open.Seq != t.Seq {
-		return errors.Join(err, fault.New(fault.Conflict, "the id of message %s is in use", t.Message))
+	open, ok, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key())
+	if err == nil && ok && open.Seq != t.Seq {
+		err = fault.New(fault.Conflict, "the id of message %s is in use", t.Message)
+	}
+	if err != nil {
+		return err
 	}
 	if err := tx.Claim(t.Agent, t.Seq); err != nil {
 		return err
