@@ -220,7 +220,12 @@ func (a *agent) fetch(body string) string {
 		a.note("error pointer %q: %v, %d bytes, %s", body, err, len(text), got)
 		return body
 	}
-	a.note("pointer %s", m[3])
+	info, err := os.Stat(m[3])
+	if err != nil {
+		a.note("error pointer %q: %v", body, err)
+		return body
+	}
+	a.note("pointer %s mode=%o", m[3], info.Mode())
 	return string(text)
 }
 

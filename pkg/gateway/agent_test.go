@@ -377,6 +377,35 @@ func TestR21_ManyStartsOfOneID(t *testing.T) {
 	all.Wait()
 }
 
+// Who joined a send that may not begin after all is judged by itself.
+func TestR21_JoinedOneThatMayNotBegin(t *testing.T) {
+	g := newHost(t, 100, 0)
+	a, to, id := g.agent("lead", api.Main), identity.NewGID(), envelope.NewID()
+	row := g.newSend(t, a, to, id, "right").row
+	row.First = &api.Event{Step: api.StepHeld}
+	if err := g.store.Write(t.Context(), func(tx *mailbox.Tx) error { return mailbox.Set(tx, sendsTable, sendKey(a.gid, id), row) }); err != nil {
+		t.Fatal(err)
+	}
+	wrong, right := g.newSend(t, a, to, id, "wrong"), g.newSend(t, a, to, id, "right")
+	g.sends.active[wrong.key] = wrong
+	started := make(chan error, 1)
+	go func() {
+		_, err := g.sends.start(right)
+		started <- err
+	}()
+	for joined := false; !joined; {
+		wrong.mu.Lock()
+		joined = wrong.watchers == 1
+		wrong.mu.Unlock()
+	}
+	if err := g.sends.begin(wrong); !errors.Is(err, fault.Conflict) {
+		t.Errorf("another text: %v", err)
+	}
+	if err := <-started; err != nil {
+		t.Errorf("the same text: %v", err)
+	}
+}
+
 func TestR10a_RefusedCopySaysNothingOfAnEarlierOne(t *testing.T) {
 	g := newHost(t, 100, 0)
 	a := g.agent("lead", api.Main)

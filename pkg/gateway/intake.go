@@ -32,7 +32,7 @@ func (a *agent) put(r arrival) {
 		return
 	}
 	if !r.local() {
-		if len(a.overflow) > 0 {
+		if len(a.overflow) > 0 && a.remote == 0 { // else behind those that are about to come back
 			a.overflow = append(a.overflow, r)
 			return
 		}
