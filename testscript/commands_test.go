@@ -149,7 +149,10 @@ func cmdHost(ts *testscript.TestScript, neg bool, args []string) {
 	for _, name := range args {
 		init := []string{"fleet", "init", "--host", name}
 		if url := ts.Getenv("BROKER"); url != "" {
-			init = append(init, "--broker", url)
+			// From a file, since it may hold a password.
+			file := filepath.Join(worldOf(ts).dir, name+".url")
+			ts.Check(os.WriteFile(file, []byte(url+"\n"), 0o600))
+			init = append(init, "--broker-file", file)
 		}
 		in(ts, name, init...)
 		in(ts, name, "fleet", "key", "show")
