@@ -105,7 +105,7 @@ func sendFault(ctx context.Context, err error, id string, wait bool) error {
 		if id == "" {
 			return f
 		}
-		f = f.WithID(id).WithHint("the message is on its way all the same; fleet send --id %s goes on with it", id)
+		f = f.WithID(id).WithHint("the message is on its way all the same; fleet send --id %s, with the same agent and text, goes on with it", id)
 		if wait {
 			f = f.WithHint("the reply will be in the inbox: fleet inbox --re %s --wait", id)
 		}
@@ -113,7 +113,7 @@ func sendFault(ctx context.Context, err error, id string, wait bool) error {
 	}
 	f := fault.From(err)
 	if f.Kind == fault.NoGateway && id != "" && f.ID == "" {
-		f = f.WithID(id).WithHint("start it again with `fleet gateway run`, and go on with fleet send --id %s", id)
+		f = f.WithID(id).WithHint("start it again with `fleet gateway run`, and go on with fleet send --id %s and the same agent and text", id)
 	}
 	return f
 }

@@ -286,7 +286,7 @@ func (x *sends) filled(from identity.GID) {
 			s.queue.put(func() {
 				if s.isAwaited() {
 					s.fail(fault.New(fault.Full, "the own mailbox has filled up, so an answer would have no place").
-						WithHint("`fleet inbox` takes what waits there; fleet send --id %s --wait goes on with this message", s.row.ID))
+						WithHint("`fleet inbox` takes what waits there; fleet send --id %s --wait, with the same agent and text, goes on with this message", s.row.ID))
 				}
 			})
 		}

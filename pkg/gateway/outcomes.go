@@ -106,8 +106,13 @@ func (g *Gateway) end(t turn.Turn, kind envelope.Kind, body any, s status) (*end
 func (n *ending) write(g *Gateway, tx *mailbox.Tx) error {
 	t := n.turn
 	n.target, n.stored = nil, "" // a group that fails to commit is run again
-	if err := mailbox.Delete(tx, turnsTable, t.Key()); err != nil {
+	// Another sender's brief of the same id may hold the key.
+	if row, ok, err := mailbox.Get[turn.Turn](tx, turnsTable, t.Key()); err != nil {
 		return err
+	} else if ok && row.ID == t.ID {
+		if err := mailbox.Delete(tx, turnsTable, t.Key()); err != nil {
+			return err
+		}
 	}
 	if err := tx.Remove(t.Agent, t.Seq); err != nil {
 		return err
@@ -212,6 +217,46 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 		done(replied{err: err})
 		return
 	}
+	if implied {
+		a.g.audit.Write(trace.Line{Step: trace.Injected, Trace: t.Trace, ID: t.Message, Kind: envelope.Send, From: t.From,
+			FromHost: t.FromHost, To: string(t.Agent), Turn: t.ID, Evidence: t.Evidence})
+	}
+	a.endTurn(t, n, func(sent <-chan struct{}, err error) {
+		if err != nil {
+			done(replied{err: err})
+			return
+		}
+		state := "stored"
+		if n.target != nil {
+			state = "held"
+		}
+		done(replied{result: api.ReplyResult{ID: n.env.ID, Re: t.Message, Trace: t.Trace, State: state}, sent: sent})
+	})
+}
+
+// giveUp ends a turn whose brief can never be typed into its pane.
+func (a *agent) giveUp(message envelope.ID, detail string) {
+	t, err := a.turns.Answerable(message)
+	if err != nil || a.closing {
+		return // answered, or ended, meanwhile
+	}
+	f := failure{reason: fault.NotSubmitted, detail: detail}
+	n, err := a.g.end(t, envelope.Failed, f.outcome(), status{State: failed, Reason: string(fault.NotSubmitted)})
+	if err != nil {
+		a.g.log.Error("can't end a turn", "agent", a.name, "trace", t.Trace, "id", message, "err", err)
+		return
+	}
+	a.endTurn(t, n, func(_ <-chan struct{}, err error) {
+		if err != nil {
+			a.g.log.Error("can't end a turn; trying again", "agent", a.name, "trace", t.Trace, "id", message, "err", err)
+			a.after(2*time.Second, func() { a.giveUp(message, detail) })
+		}
+	})
+}
+
+// endTurn writes the end of an open turn and goes on with the line. done runs in
+// the agent's goroutine.
+func (a *agent) endTurn(t turn.Turn, n *ending, done func(sent <-chan struct{}, err error)) {
 	// Dropped before it is written, so that a second reply meanwhile is stale.
 	a.turns.Drop(t.Message)
 	var stats mailbox.Stats
@@ -232,22 +277,14 @@ func (a *agent) reply(message envelope.ID, text string, done func(replied)) {
 				if !errors.Is(err, fault.Stale) {
 					a.turns.Put(t)
 				}
-				done(replied{err: err})
+				done(nil, err)
 				return
 			}
 			a.certain(t.Message)
-			if implied {
-				a.g.audit.Write(trace.Line{Step: trace.Injected, Trace: t.Trace, ID: t.Message, Kind: envelope.Send, From: t.From,
-					FromHost: t.FromHost, To: string(t.Agent), Turn: t.ID, Evidence: t.Evidence})
-			}
 			sent := n.written(a.g)
 			a.counted(stats)
 			a.advance()
-			state := "stored"
-			if n.target != nil {
-				state = "held"
-			}
-			done(replied{result: api.ReplyResult{ID: n.env.ID, Re: t.Message, Trace: t.Trace, State: state}, sent: sent})
+			done(sent, nil)
 		})
 	})
 }

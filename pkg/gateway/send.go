@@ -298,7 +298,7 @@ func (s *sending) unknownForGood(detail string) {
 
 func (s *sending) unknownFault(detail string) *fault.Fault {
 	return fault.New(fault.Unknown, "it is not known whether %s got the message: %s", s.address(), detail).
-		WithHint("fleet send --id %s goes on with this message; it is never delivered twice", s.row.ID).WithID(string(s.row.ID))
+		WithHint("fleet send --id %s, with the same agent and text, goes on with this message; it is never delivered twice", s.row.ID).WithID(string(s.row.ID))
 }
 
 // unproven notes that no proof came in time.

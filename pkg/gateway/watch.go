@@ -47,7 +47,7 @@ func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequ
 		case <-s.gone:
 			if len(s.since(next)) == 0 {
 				return fault.New(fault.NoGateway, "the gateway is closing").WithID(string(s.row.ID)).
-					WithHint("fleet send --id %s goes on with this message", s.row.ID)
+					WithHint("fleet send --id %s, with the same agent and text, goes on with this message", s.row.ID)
 			}
 		case <-ctx.Done():
 			return s.leftBy(ctx.Err())
@@ -65,7 +65,7 @@ func (s *sending) leftBy(err error) error {
 		what = "no reply came in time"
 	}
 	return fault.New(fault.TimedOut, "%s: %s", s.address(), what).WithID(string(s.row.ID)).
-		WithHint("the reply will be in the inbox: fleet inbox --re %s --wait; or go on waiting: fleet send --id %s --wait", s.row.ID, s.row.ID)
+		WithHint("the reply will be in the inbox: fleet inbox --re %s --wait; or go on waiting: fleet send --id %s --wait and the same agent and text", s.row.ID, s.row.ID)
 }
 
 // isResult says whether a step is a first result of a send.

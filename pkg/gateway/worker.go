@@ -150,6 +150,9 @@ func (a *agent) prove(ctx context.Context, t turn.Turn, e envelope.Envelope) {
 			return
 		case result.State == inject.Refused && result.Reason == string(fault.AgentFailed):
 			return // its death, which is being watched, ends the turn
+		case result.State == inject.Refused && (result.Reason == string(fault.Usage) || result.Reason == string(fault.Config)):
+			a.post(func() { a.giveUp(t.Message, "the message can't be typed: "+result.Detail) })
+			return
 		case result.State == inject.Refused:
 			a.g.log.Warn("a pane does not take a message yet", "agent", a.name, "trace", e.Trace, "id", e.ID, "reason", result.Reason, "detail", result.Detail)
 		case !told:
