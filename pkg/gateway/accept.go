@@ -143,7 +143,6 @@ func (x *sends) startNew(s *sending) (*sending, error) {
 	})
 	x.g.audit.Write(trace.Of(trace.Accepted, s.env))
 	s.emit(api.Event{Step: api.StepAccepted})
-	go s.run(x.g.ctx)
 	return s, nil
 }
 
@@ -198,7 +197,6 @@ func (x *sends) begin(s *sending) error {
 		x.g.audit.Write(trace.Of(trace.Accepted, s.env))
 	}
 	s.emit(api.Event{Step: api.StepAccepted})
-	go s.run(x.g.ctx)
 	return nil
 }
 

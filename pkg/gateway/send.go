@@ -19,11 +19,12 @@ import (
 // sending is one send of this host. Its goroutine (run) drives it; watchers read
 // its events from any position.
 type sending struct {
-	g     *Gateway
-	from  identity.GID // who sends; with key, set before the send can be found
-	key   string       // in sendsTable
-	queue *queue[func()]
-	gone  chan struct{} // closed when run has ended, or never began
+	g       *Gateway
+	from    identity.GID // who sends; with key, set before the send can be found
+	key     string       // in sendsTable
+	queue   *queue[func()]
+	started sync.Once
+	gone    chan struct{} // closed when run has ended, or never began
 
 	// recorded is closed once it is known whether the send may begin. What follows
 	// is written before, and of row only First and Outcome change after it: by run,

@@ -26,6 +26,7 @@ func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequ
 	if err != nil {
 		return err
 	}
+	defer s.begin()
 	defer s.leave(r.Wait)
 	if r.TimeoutSeconds > 0 {
 		var cancel context.CancelFunc
@@ -41,6 +42,9 @@ func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequ
 			if err := emit(e); err != nil || e.Last {
 				return err
 			}
+			// Only now, so that the caller has the id to go on with before anything
+			// happens to the message.
+			s.begin()
 		}
 		select {
 		case <-changed:
@@ -54,6 +58,9 @@ func (g *Gateway) Send(ctx context.Context, from localapi.Caller, r api.SendRequ
 		}
 	}
 }
+
+// begin starts to drive the send, once.
+func (s *sending) begin() { s.started.Do(func() { go s.run(s.g.ctx) }) }
 
 // leftBy explains a watcher's own end.
 func (s *sending) leftBy(err error) error {
