@@ -9,6 +9,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -175,6 +176,17 @@ func (o *textOptions) read(app *App, arg string, given bool) (string, error) {
 		return "", fault.New(fault.Usage, "the text is not valid UTF-8").WithHint("send a file's path rather than its bytes")
 	}
 	return string(b), nil
+}
+
+// quotedText takes from least to most arguments, the last of which is a text that
+// a shell must not have split.
+func quotedText(least, most int) cobra.PositionalArgs {
+	return func(_ *cobra.Command, list []string) error {
+		if len(list) > most {
+			return fmt.Errorf("%d arguments are more than %d: quote the text", len(list), most)
+		}
+		return cobra.MinimumNArgs(least)(nil, list)
+	}
 }
 
 // parseKey reads a public key argument.

@@ -101,7 +101,7 @@ func newGatewayWait(app *App) *cobra.Command {
 		Use:   "wait",
 		Short: "Wait until the gateway is ready",
 		Long: `Wait until the gateway answers, and with flags until the broker, a peer or an
-agent is there too. For scripts and CI.`,
+agent is there too. For scripts and CI. Ends with 6 if that is not so in time.`,
 		Example: "  fleet gateway wait --broker --peer beta --timeout 30s",
 		Args:    args(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return runGatewayWait(cmd.Context(), app, r, timeout) },

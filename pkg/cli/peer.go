@@ -38,6 +38,9 @@ func runPeerAdd(app *App, name, key string) error {
 	if err != nil {
 		return err
 	}
+	if host == c.Host {
+		return fault.New(fault.Refused, "%s is this host itself", host).WithHint("run this on the other hosts")
+	}
 	if err := config.AddPeer(c.File, host, k); err != nil {
 		return err
 	}

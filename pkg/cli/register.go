@@ -73,6 +73,7 @@ func runRegister(ctx context.Context, app *App, o registerOptions, name string, 
 	case app.json:
 		return p.JSON(r.Agent) // never the token
 	}
+	p.Say("to speak as it: eval \"$(fleet register %s --export)\"", name)
 	return output.Rows(p, "agents", registerColumns, []api.Agent{r.Agent})
 }
 

@@ -22,7 +22,7 @@ open. TEXT is an argument, - for stdin, or a file (--file).
 
 Prints where the reply is: sent (the broker has it), held (in the mailbox of an
 agent of this host), or stored (safe here until the broker takes it).`,
-		Args: args(cobra.RangeArgs(0, 2)),
+		Args: args(quotedText(0, 2)),
 		RunE: func(cmd *cobra.Command, a []string) error { return runReply(cmd.Context(), app, text, a) },
 	}
 	text.flags(cmd)

@@ -37,7 +37,7 @@ an argument, - for stdin, or a file (--file). The same --id sends a message
 only once, however often the command is run: it prints the first result again.`,
 		Example: `  fleet send worker@beta --wait 'run the tests of package bus'
   git diff | fleet send reviewer@beta --wait -`,
-		Args: args(cobra.RangeArgs(1, 2)),
+		Args: args(quotedText(1, 2)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			text := ""
 			if len(a) == 2 {

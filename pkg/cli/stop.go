@@ -43,5 +43,8 @@ func runStop(ctx context.Context, app *App, agent string) error {
 	if app.json {
 		return app.printer().JSON(r)
 	}
+	if !r.Stopped {
+		app.printer().Say("fleet: no agent %s is there; `fleet roster` lists the agents", agent)
+	}
 	return output.Rows(app.printer(), "stopped", stopColumns, []api.StopResult{r})
 }

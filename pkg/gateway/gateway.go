@@ -418,7 +418,8 @@ func (g *Gateway) missing(r api.WaitRequest) error {
 			return fault.New(fault.TimedOut, "%s is no peer of this host", h).WithHint("`fleet peer add %s KEY` makes it one", h)
 		}
 		if v, ok := g.who.host(h); !ok || v.State == hostUnknown {
-			return fault.New(fault.TimedOut, "%s is not there", h)
+			return fault.New(fault.TimedOut, "%s is not there", h).
+				WithHint("is its gateway up, and has each host the other's key? `fleet peer list` and `fleet key show` tell")
 		}
 	}
 	if r.Agent != "" {

@@ -138,9 +138,9 @@ func (g *Gateway) checkSpawn(r api.SpawnRequest) (config.Profile, error) {
 	sort.Strings(names)
 	f := fault.New(fault.NotFound, "this host has no profile %q", r.Profile)
 	if len(names) == 0 {
-		return rules, f.WithHint("profiles are defined in fleet.yaml")
+		return rules, f.WithHint("profiles are defined in fleet.yaml, which the gateway reads when it starts")
 	}
-	return rules, f.WithHint("it has %s", strings.Join(names, ", "))
+	return rules, f.WithHint("it has %s; the gateway reads fleet.yaml when it starts", strings.Join(names, ", "))
 }
 
 // startPane starts the program and waits until it is ready.
