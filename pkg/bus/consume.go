@@ -35,7 +35,7 @@ func (b *Bus) consumeLoop(ctx context.Context) {
 		wait := retry.after(err, time.Since(began))
 		reason, state := b.explain(err)
 		b.board.consumeDown(reason, state)
-		b.log.Warn("the consuming connection is down", "err", reason, "retry_in", wait)
+		b.log.Warn("the consuming connection is down", "err", reason, "retry_in_seconds", wait.Seconds())
 		pause(ctx, wait)
 	}
 }

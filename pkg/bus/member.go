@@ -185,7 +185,7 @@ func (g *group) fail(m *member, err error) time.Duration {
 	g.wants.show(m.attachment, text)
 	g.wants.mu.Unlock()
 	if m.fails == 2 || !transient(err) {
-		g.log.Error("a queue is not served", "queue", m.name, "err", text, "retry_in", wait)
+		g.log.Error("a queue is not served", "queue", m.name, "err", text, "retry_in_seconds", wait.Seconds())
 	}
 	return wait
 }

@@ -56,7 +56,7 @@ func (p *publisher) run(ctx context.Context) {
 		wait := retry.after(err, time.Since(began))
 		reason, state := p.explain(err)
 		p.board.publishDown(reason, state)
-		p.log.Warn("the publishing connection is down", "err", reason, "retry_in", wait, "undecided", len(p.window))
+		p.log.Warn("the publishing connection is down", "err", reason, "retry_in_seconds", wait.Seconds(), "undecided", len(p.window))
 		if !p.await(ctx, nil, wait) {
 			break
 		}

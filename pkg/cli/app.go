@@ -71,15 +71,6 @@ type reported struct{ error }
 // Unwrap is the error itself.
 func (r reported) Unwrap() error { return r.error }
 
-// told is what a command ends with once it has printed shown: that, unless
-// something else failed after it.
-func told(after, shown error) error {
-	if after != nil {
-		return after
-	}
-	return reported{shown}
-}
-
 // explain turns the errors of the flag parser and of signals into faults.
 func explain(ctx context.Context, err error) error {
 	var f *fault.Fault

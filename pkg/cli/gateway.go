@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"time"
@@ -122,11 +123,16 @@ func runGatewayWait(ctx context.Context, app *App, r api.WaitRequest, timeout ti
 		return err
 	}
 	until := time.Now().Add(timeout)
+	ctx, cancel := context.WithDeadline(ctx, until.Add(time.Second)) // a gateway that is stopped answers nothing
+	defer cancel()
 	for {
 		r.Within = max(time.Until(until), time.Millisecond).Seconds()
 		s, err := g.Await(ctx, r)
 		if err == nil {
 			return showStatus(app, s)
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return fault.New(fault.TimedOut, "the gateway does not answer").WithHint("is its process stopped?")
 		}
 		if fault.From(err).Kind != fault.NoGateway {
 			return err

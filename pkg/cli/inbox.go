@@ -78,7 +78,8 @@ func runInbox(ctx context.Context, app *App, o inboxOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := output.Rows(app.printer(), "messages", messageColumns, found); err != nil {
+	p := app.printer()
+	if err := output.Rows(p, "messages", messageColumns, found); err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
 	if o.peek || len(found) == 0 {
@@ -88,7 +89,8 @@ func runInbox(ctx context.Context, app *App, o inboxOptions) error {
 	for i, m := range found {
 		ids[i] = m.ID
 	}
-	return ack(ctx, g, ids)
+	ack(ctx, p, g, ids)
+	return nil
 }
 
 // followInbox prints and takes one message after the other.
@@ -104,6 +106,7 @@ func followInbox(ctx context.Context, app *App, g *client.Client, o inboxOptions
 		if err != nil || o.peek {
 			return err
 		}
-		return ack(ctx, g, []envelope.ID{m.ID})
+		ack(ctx, p, g, []envelope.ID{m.ID})
+		return nil
 	})
 }

@@ -142,7 +142,8 @@ func showSent(ctx context.Context, app *App, p *output.Printer, g *client.Client
 	if e.Fault != nil {
 		if e.Step == api.StepFailed && e.Message != "" {
 			p.Fail(e.Fault)
-			return told(ack(ctx, g, []envelope.ID{e.Message}), e.Fault)
+			ack(ctx, p, g, []envelope.ID{e.Message})
+			return reported{e.Fault}
 		}
 		return e.Fault
 	}
@@ -158,17 +159,35 @@ func showSent(ctx context.Context, app *App, p *output.Printer, g *client.Client
 	if err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
-	if e.Message == "" {
-		return nil
+	if e.Message != "" {
+		ack(ctx, p, g, []envelope.ID{e.Message})
 	}
-	return ack(ctx, g, []envelope.ID{e.Message})
+	return nil
 }
 
-// ack tells the gateway that the messages have been printed.
-func ack(ctx context.Context, g *client.Client, ids []envelope.ID) error {
+// ackBound is how long a command tries to acknowledge what it has printed.
+const ackBound = 5 * time.Second
+
+// ack tells the gateway that the messages have been printed, also to the next one
+// if this one has just gone. What has been printed has been delivered, so a failure
+// is worth a warning and no more.
+func ack(ctx context.Context, p *output.Printer, g *client.Client, ids []envelope.ID) {
 	// Printed is printed: a Ctrl-C now must not make the message come again.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ackBound)
 	defer cancel()
-	_, err := g.Ack(ctx, api.AckRequest{IDs: ids})
-	return err
+	for {
+		_, err := g.Ack(ctx, api.AckRequest{IDs: ids})
+		if err == nil {
+			return
+		}
+		if fault.From(err).Kind == fault.NoGateway {
+			select {
+			case <-time.After(knock):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		p.Say("fleet: warning: what was printed may come again in the inbox: %s", err)
+		return
+	}
 }

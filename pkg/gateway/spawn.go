@@ -18,6 +18,7 @@ import (
 	"fleet/pkg/localapi"
 	"fleet/pkg/mailbox"
 	"fleet/pkg/pane"
+	"fleet/pkg/roster"
 	"fleet/pkg/topology"
 	"fleet/pkg/trace"
 )
@@ -119,10 +120,8 @@ func (g *Gateway) checkSpawn(r api.SpawnRequest) (config.Profile, error) {
 	if gid, err := identity.ParseGID(string(r.GID)); err != nil || gid != r.GID {
 		return config.Profile{}, fault.New(fault.Usage, "the request names no agent id")
 	}
-	for _, name := range append([]string{r.Name}, r.Groups...) {
-		if err := identity.CheckName(name); err != nil {
-			return config.Profile{}, err
-		}
+	if err := checkNames(r.Name, r.Groups); err != nil {
+		return config.Profile{}, err
 	}
 	if r.Name == string(api.Operator) {
 		return config.Profile{}, fault.New(fault.Refused, "the name operator is the host's own")
@@ -220,6 +219,22 @@ func notReady(p pane.Pane, f *fault.Fault) *fault.Fault {
 	return f
 }
 
+// checkNames refuses an agent that the roster would not take.
+func checkNames(name string, groups []string) error {
+	for _, s := range append([]string{name}, groups...) {
+		if err := identity.CheckName(s); err != nil {
+			return err
+		}
+		if s == "all" {
+			return fault.New(fault.Usage, "all is the group of everybody, and no name")
+		}
+	}
+	if len(groups) > roster.MostGroups {
+		return fault.New(fault.Usage, "%d groups are more than the %d that an agent may have", len(groups), roster.MostGroups)
+	}
+	return nil
+}
+
 // base are the variables of the gateway's own environment that every program
 // needs; all else comes from the profile.
 var base = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM"}
@@ -292,10 +307,8 @@ func (g *Gateway) Register(ctx context.Context, _ localapi.Caller, r api.Registe
 	if r.Role == "" {
 		r.Role = api.Main
 	}
-	for _, name := range append([]string{r.Name}, r.Groups...) {
-		if err := identity.CheckName(name); err != nil {
-			return api.RegisterResult{}, err
-		}
+	if err := checkNames(r.Name, r.Groups); err != nil {
+		return api.RegisterResult{}, err
 	}
 	if r.Role != api.Main && r.Role != api.Orchestrator || r.Name == string(api.Operator) {
 		return api.RegisterResult{}, fault.New(fault.Usage, "a registered agent is a main or an orchestrator").

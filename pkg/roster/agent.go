@@ -51,8 +51,8 @@ func (a Agent) Address() string {
 	return a.Name + "@" + string(a.Host)
 }
 
-// mostGroups bounds the groups of one agent.
-const mostGroups = 64
+// MostGroups bounds the groups of one agent.
+const MostGroups = 64
 
 // fields says what is wrong with a's own fields; nil if nothing is.
 func (a Agent) fields() *fault.Fault {
@@ -82,8 +82,8 @@ func (a Agent) fields() *fault.Fault {
 	if (a.Name == Operator) != (a.Role == Operator) {
 		return bad("the name operator belongs to the host's operator")
 	}
-	if len(a.Groups) > mostGroups || slices.Contains(a.Groups, "") {
-		return bad("more than %d groups, or one without a name", mostGroups)
+	if len(a.Groups) > MostGroups || slices.Contains(a.Groups, "") {
+		return bad("more than %d groups, or one without a name", MostGroups)
 	}
 	if a.Undrained < 0 {
 		return bad("the count of undrained messages is negative")

@@ -109,7 +109,7 @@ func (s *Set) Answerable(message envelope.ID) (Turn, error) {
 			return t, nil
 		}
 		return Turn{}, fault.New(fault.Stale, "message %s has no open turn here", message).
-			WithHint("it was answered already, or its turn failed or was abandoned; nothing was sent")
+			WithHint("it was answered already, perhaps by a reply whose call was cut off, or its turn failed or was abandoned; nothing more was sent")
 	}
 	switch all := s.All(); len(all) {
 	case 0:

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"fleet/pkg/fault"
@@ -119,11 +120,15 @@ var errDamaged = errors.New("the pane's state file is damaged")
 // load reads the state file. It fails with fs.ErrNotExist where the pane was
 // closed, and with errDamaged.
 func (f files) load() (*state, error) {
-	file, err := os.Open(f.state())
+	// Not blocking, because what lies there may be a pipe that nobody writes to.
+	file, err := os.OpenFile(f.state(), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read pane state: %w", err)
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: %w", f.state(), errDamaged)
+	}
 	text, err := io.ReadAll(io.LimitReader(file, 4<<20))
 	if err != nil {
 		return nil, fmt.Errorf("read pane state: %w", err)
