@@ -1,7 +1,6 @@
 package localapi
 
 import (
-	"errors"
 	"net"
 
 	"golang.org/x/sys/unix"
@@ -10,25 +9,16 @@ import (
 // credentials asks the kernel which process connected (LOCAL_PEERPID and
 // LOCAL_PEERCRED, unix(4)).
 func credentials(c net.Conn) (pid, uid int, err error) {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return 0, 0, errors.New("not a unix socket")
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return 0, 0, err
-	}
-	var cred *unix.Xucred
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) {
-		if pid, sockErr = unix.GetsockoptInt(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERPID); sockErr == nil {
-			cred, sockErr = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	err = withFD(c, func(fd int) error {
+		var err error
+		if pid, err = unix.GetsockoptInt(fd, unix.SOL_LOCAL, unix.LOCAL_PEERPID); err != nil {
+			return err
 		}
-	}); err != nil {
-		return 0, 0, err
-	}
-	if sockErr != nil {
-		return 0, 0, sockErr
-	}
-	return pid, int(cred.Uid), nil
+		cred, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+		if err == nil {
+			uid = int(cred.Uid)
+		}
+		return err
+	})
+	return pid, uid, err
 }
