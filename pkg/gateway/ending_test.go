@@ -32,6 +32,7 @@ type fakePanes struct {
 	panes  map[identity.GID]*fakePane
 	spawns int
 	refuse int
+	narrow int // the longest line that the terminals take, in bytes; 0: any
 }
 
 func (b *fakePanes) Name() string { return "fake" }
@@ -68,7 +69,7 @@ func (p *fakePane) Write(context.Context, pane.Write) (pane.Written, error) { re
 func (p *fakePane) Lookup(context.Context, string) (pane.Written, error)    { return pane.Done, nil }
 func (p *fakePane) Screen(context.Context, int) (string, error)             { return "", nil }
 func (p *fakePane) Terminal(context.Context) (pane.Terminal, error) {
-	return pane.Terminal{Quiet: time.Hour}, nil
+	return pane.Terminal{Quiet: time.Hour, Canonical: p.b.narrow > 0, LineBytes: p.b.narrow}, nil
 }
 func (p *fakePane) Wait(ctx context.Context) (pane.Exit, error) {
 	select {

@@ -97,11 +97,13 @@ func TestR50_FailedRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit.jsonl")
 	w := open(t, path)
-	if err := os.MkdirAll(path+".1/occupied", 0o700); err != nil { // nothing can be renamed onto it
-		t.Fatal(err)
+	for _, taken := range []string{".3", ".4"} { // the first rename of a rotation is onto .4
+		if err := os.MkdirAll(path+taken+"/occupied", 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.MkdirAll(path+".2/occupied", 0o700); err != nil {
-		t.Fatal(err)
+	if err := w.rotate(); err == nil {
+		t.Fatal("the rotation did not fail, so this tests nothing")
 	}
 	w.bytes = rotateBytes + 1
 	w.Write(Line{Step: Accepted, Detail: "one"})
