@@ -173,7 +173,10 @@ func canonical(master syscall.RawConn) (bool, error) {
 }
 
 // unread is how many typed bytes the program has not read yet, as far as the
-// terminal knows; ok is false where that can't be told.
+// terminal knows; ok is false where that can't be told. What was typed lies in a
+// first buffer until a kernel worker moves it to the one that TIOCINQ counts, on
+// a busy machine for long; a poll of the slave waits for that worker (n_tty_poll
+// in drivers/tty/n_tty.c).
 func unread(master syscall.RawConn) (n int, ok bool) {
 	master.Control(func(fd uintptr) {
 		flags := unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC | unix.O_NONBLOCK
@@ -182,6 +185,7 @@ func unread(master syscall.RawConn) (n int, ok bool) {
 			return
 		}
 		defer unix.Close(int(slave))
+		unix.Poll([]unix.PollFd{{Fd: int32(slave), Events: unix.POLLIN}}, 0)
 		var err error
 		n, err = unix.IoctlGetInt(int(slave), unix.TIOCINQ)
 		ok = err == nil

@@ -153,7 +153,7 @@ func (h *holder) writeAll(b []byte) error {
 // awaitRead waits until the program has read what was typed, at most readBound.
 func (h *holder) awaitRead() {
 	bound := time.After(readBound)
-	for empty := 0; empty < 2; { // once may fall between the kernel's two buffers
+	for empty := 0; empty < 2; { // once may fall between a read and the refill from the kernel's first buffer
 		n, ok := unread(h.raw)
 		if !ok {
 			return
