@@ -1,0 +1,136 @@
+package broker
+
+import (
+	"slices"
+	"time"
+
+	"fleet/pkg/broker/store"
+	"fleet/pkg/broker/wire"
+)
+
+// deadLetter ends a popped entry's life in q, and gives the message to q's
+// dead-letter exchange if it has one. The copy is in the log before the end is,
+// so a crash between leaves two rather than none.
+func (c *core) deadLetter(q *queue, e entry, reason string) {
+	if !q.gone && q.rules.deadLetter != nil {
+		body := c.store.Load(e.ref)
+		// The one place where the core reads the disk: the headers must be
+		// rewritten. Most often the page cache has it.
+		m, err := body.Read()
+		body.Release()
+		if err != nil {
+			c.server.opts.Log.Error("a dead letter can't be read, so it is lost", "queue", q.name, "reason", reason, "err", err)
+		} else {
+			c.bury(q, m, e.durable() || c.persistent(m), reason)
+		}
+	}
+	c.drop(q, e)
+}
+
+func (c *core) persistent(m store.Message) bool {
+	mode, _, _, _, err := wire.Peek(m.Properties)
+	return err == nil && mode == 2
+}
+
+// bury publishes a message that died in q.
+func (c *core) bury(q *queue, m store.Message, persistent bool, reason string) {
+	if q.rules.deadLetter == nil {
+		return
+	}
+	x := c.exchanges[*q.rules.deadLetter]
+	if x == nil {
+		return // RabbitMQ's way: an exchange that does not exist takes it silently
+	}
+	p, err := wire.ParseProperties(m.Properties)
+	if err != nil {
+		return
+	}
+	keys := []string{m.Key}
+	if cc, ok := p.Headers["CC"].([]any); ok {
+		for _, k := range cc {
+			if s, ok := k.(string); ok {
+				keys = append(keys, s)
+			}
+		}
+	}
+	deaths := c.recordDeath(&p, q, m, keys, reason)
+	if q.rules.deadKey != nil {
+		keys = []string{*q.rules.deadKey}
+		delete(p.Headers, "CC")
+	}
+	dead := store.Message{Exchange: x.name, Key: keys[0], Properties: p.Append(nil), Body: m.Body}
+	to := slices.Clone(c.route(x, keys...))
+	if reason != "rejected" {
+		to = slices.DeleteFunc(to, func(q *queue) bool { return cycles(deaths, q.name) })
+	}
+	if len(to) == 0 {
+		return
+	}
+	c.counts.deadLettered++
+	// places and taken may be in use by the publish that fills this queue.
+	places, taken := c.places, c.taken
+	c.places, c.taken = nil, nil
+	c.enqueue(to, dead, persistent, -1, false)
+	c.places, c.taken = places, taken
+}
+
+// recordDeath writes down in the headers where and why the message died, newest
+// first, as RabbitMQ does (rabbit_dead_letter.erl), and takes the message's own
+// lifetime away.
+func (c *core) recordDeath(p *wire.Properties, q *queue, m store.Message, keys []string, reason string) []any {
+	if p.Headers == nil {
+		p.Headers = wire.Table{}
+	}
+	var routed []any
+	for _, k := range keys {
+		routed = append(routed, k)
+	}
+	death := wire.Table{"reason": reason, "queue": q.name, "exchange": m.Exchange,
+		"routing-keys": routed, "time": time.UnixMilli(c.now).Truncate(time.Second)}
+	if p.Expiration != "" {
+		death["original-expiration"] = p.Expiration
+	}
+	count := int64(1)
+	deaths, _ := p.Headers["x-death"].([]any)
+	if at := slices.IndexFunc(deaths, func(d any) bool {
+		t, _ := d.(wire.Table)
+		return t["queue"] == q.name && t["reason"] == reason
+	}); at >= 0 {
+		death = deaths[at].(wire.Table)
+		switch n := death["count"].(type) {
+		case int64:
+			count = n + 1
+		case int32:
+			count = int64(n) + 1
+		}
+		deaths = slices.Delete(slices.Clone(deaths), at, at+1)
+	} else {
+		for name, value := range map[string]string{"x-first-death-reason": reason, "x-first-death-queue": q.name, "x-first-death-exchange": m.Exchange} {
+			if _, there := p.Headers[name]; !there {
+				p.Headers[name] = value
+			}
+		}
+	}
+	if death["count"] = count; c.server.opts.Answers == LavinMQ {
+		death["count"] = int32(count)
+	}
+	deaths = append([]any{death}, deaths...)
+	p.Headers["x-death"] = deaths
+	p.Drop(wire.FlagExpiration)
+	return deaths
+}
+
+// cycles says whether a message with these deaths would go round for ever: it
+// has been in the queue before and nobody has rejected it since.
+func cycles(deaths []any, queue string) bool {
+	for _, d := range deaths {
+		t, _ := d.(wire.Table)
+		if t["reason"] == "rejected" {
+			return false
+		}
+		if t["queue"] == queue {
+			return true
+		}
+	}
+	return false
+}

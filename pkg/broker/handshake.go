@@ -1,0 +1,257 @@
+package broker
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"fleet/pkg/broker/wire"
+)
+
+var protocol = [8]byte{'A', 'M', 'Q', 'P', 0, 0, 9, 1}
+
+// client is what a connection told about itself in its handshake.
+type client struct {
+	user           string
+	name           string // connection_name, for people
+	frameMax       uint32
+	channelMax     uint16
+	heartbeat      time.Duration // 0: none
+	cancelNotify   bool
+	blockedNotices bool
+}
+
+// serve speaks with one client until its connection ends.
+func (s *Server) serve(raw net.Conn) {
+	defer raw.Close()
+	if n := s.count.Add(1); n > 2*int64(s.opts.Limits.Connections) {
+		s.count.Add(-1)
+		return // those that have not logged in count too, up to here
+	}
+	defer s.count.Add(-1)
+	if t, ok := raw.(*net.TCPConn); ok {
+		t.SetNoDelay(true)
+	}
+	// A client in the middle of its handshake is not waited for at the end.
+	stopWatch := make(chan struct{})
+	defer close(stopWatch)
+	shaken := make(chan struct{})
+	go func() { // ends with this function
+		select {
+		case <-s.core.stopping:
+			select {
+			case <-shaken:
+			default:
+				raw.Close()
+			}
+		case <-stopWatch:
+		}
+	}()
+
+	raw.SetDeadline(time.Now().Add(handshakeBound))
+	patience := &patient{raw: raw}
+	in := wire.NewReader(patience)
+	who, err := s.shakeHands(raw, in)
+	if err != nil {
+		if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			s.opts.Log.Warn("a client did not get in", "remote", raw.RemoteAddr().String(), "err", err.Error())
+		}
+		return
+	}
+	raw.SetDeadline(time.Time{})
+	close(shaken)
+	patience.silent = 2 * who.heartbeat
+	newConn(s, raw, in, who).run()
+}
+
+// patient reads from raw with the deadline that the heartbeat sets.
+type patient struct {
+	raw    net.Conn
+	silent time.Duration // how long the client may be silent; 0: the deadline stays as it is
+}
+
+func (p *patient) Read(b []byte) (int, error) {
+	if p.silent > 0 {
+		p.raw.SetReadDeadline(time.Now().Add(p.silent))
+	}
+	return p.raw.Read(b)
+}
+
+// refusal is a handshake that ended with an answer to the client.
+type refusal struct {
+	code uint16
+	text string
+}
+
+func (r *refusal) Error() string { return fmt.Sprintf("refused with %d: %s", r.code, r.text) }
+
+func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
+	var who client
+	if t, ok := raw.(*tls.Conn); ok {
+		if err := t.Handshake(); err != nil {
+			return who, fmt.Errorf("make TLS: %w", err)
+		}
+	}
+	header, err := in.Protocol()
+	if err != nil {
+		return who, err
+	}
+	if header != protocol {
+		raw.Write(protocol[:])
+		return who, fmt.Errorf("it speaks something else: %q", header[:])
+	}
+	say := func(m wire.Method) error {
+		_, err := raw.Write(wire.AppendMethod(nil, 0, m))
+		return err
+	}
+	refuse := func(code uint16, class, method uint16, format string, args ...any) (client, error) {
+		text := replyText(code, format, args...)
+		say(&wire.ConnectionClose{ReplyCode: code, ReplyText: text, ClassID: class, MethodID: method})
+		awaitCloseOK(in)
+		return who, &refusal{code, text}
+	}
+	broken := func(err error) (client, error) {
+		var v *wire.Error
+		if errors.As(err, &v) {
+			return refuse(v.Code, v.Class, v.Method, "%s", v.Text)
+		}
+		return who, err
+	}
+
+	if err := say(&wire.ConnectionStart{VersionMajor: 0, VersionMinor: 9, ServerProperties: s.properties(),
+		Mechanisms: "PLAIN", Locales: "en_US"}); err != nil {
+		return who, err
+	}
+	started, err := expect[*wire.ConnectionStartOK](in)
+	if err != nil {
+		return broken(err)
+	}
+	capabilities, _ := started.ClientProperties["capabilities"].(wire.Table)
+	able := func(name string) bool { yes, _ := capabilities[name].(bool); return yes }
+	who.cancelNotify, who.blockedNotices = able("consumer_cancel_notify"), able("connection.blocked")
+	who.name, _ = started.ClientProperties["connection_name"].(string)
+	if started.Mechanism != "PLAIN" {
+		return refuse(503, 10, 11, "unknown authentication mechanism '%.40s'", started.Mechanism)
+	}
+	parts := bytes.Split([]byte(started.Response), []byte{0})
+	if len(parts) == 3 {
+		who.user = string(parts[1])
+	}
+	if len(parts) != 3 || who.user == "" || !s.opts.Authenticate(who.user, string(parts[2])) {
+		text := replyText(403, "Login was refused using authentication mechanism PLAIN. For details see the broker logfile.")
+		if able("authentication_failure_close") {
+			say(&wire.ConnectionClose{ReplyCode: 403, ReplyText: text})
+			awaitCloseOK(in)
+		}
+		return who, &refusal{403, fmt.Sprintf("wrong user or password for %q", who.user)}
+	}
+
+	channelMax := uint16(s.opts.Limits.Channels)
+	if s.opts.Answers == LavinMQ {
+		channelMax++ // 2,048
+	}
+	proposed := uint16(min(s.opts.Heartbeat/time.Second, 65535))
+	if err := say(&wire.ConnectionTune{ChannelMax: channelMax, FrameMax: frameMax, Heartbeat: proposed}); err != nil {
+		return who, err
+	}
+	tuned, err := expect[*wire.ConnectionTuneOK](in)
+	if err != nil {
+		return broken(err)
+	}
+	who.frameMax, who.channelMax = tuned.FrameMax, tuned.ChannelMax
+	who.heartbeat = time.Duration(tuned.Heartbeat) * time.Second
+	switch {
+	case who.frameMax == 0:
+		who.frameMax = frameMax
+	case who.frameMax < wire.FrameMin:
+		return refuse(530, 10, 31, "frame_max=%d < %d min size", who.frameMax, wire.FrameMin)
+	case who.frameMax > frameMax:
+		return refuse(530, 10, 31, "frame_max=%d > %d max size", who.frameMax, frameMax)
+	}
+	if who.channelMax == 0 {
+		who.channelMax = channelMax
+	} else if who.channelMax > channelMax {
+		return refuse(530, 10, 31, "channel_max=%d > %d max size", who.channelMax, channelMax)
+	}
+	in.SetMax(who.frameMax)
+
+	opened, err := expect[*wire.ConnectionOpen](in)
+	if err != nil {
+		return broken(err)
+	}
+	if opened.VirtualHost != "/" {
+		return refuse(530, 10, 40, "vhost %s not found", opened.VirtualHost)
+	}
+	if n := s.count.Load(); n > int64(s.opts.Limits.Connections) {
+		return refuse(530, 10, 40, "access to vhost '/' refused for user '%s': connection limit (%d) is reached",
+			who.user, s.opts.Limits.Connections)
+	}
+	return who, say(&wire.ConnectionOpenOK{})
+}
+
+// expect reads the one method that may come now.
+func expect[M wire.Method](in *wire.Reader) (M, error) {
+	var none M
+	for {
+		f, err := in.Next()
+		if err != nil {
+			return none, err
+		}
+		if f.Type == wire.FrameHeartbeat {
+			continue
+		}
+		if f.Type != wire.FrameMethod || f.Channel != 0 {
+			return none, &wire.Error{Code: 501, Text: "a method of the handshake was expected"}
+		}
+		m, err := wire.ParseMethod(f.Payload)
+		if err != nil {
+			return none, err
+		}
+		if m, ok := m.(M); ok {
+			return m, nil
+		}
+		if _, ok := m.(*wire.ConnectionClose); ok {
+			return none, io.EOF
+		}
+		return none, &wire.Error{Code: 503, Text: "unexpected method " + m.Name(), Class: m.Class(), Method: m.ID()}
+	}
+}
+
+// awaitCloseOK reads on until the client has answered a close, so that the
+// answer is not lost in a reset. It ends with the handshake's deadline.
+func awaitCloseOK(in *wire.Reader) {
+	for range 1000 {
+		f, err := in.Next()
+		if err != nil {
+			return
+		}
+		if m, err := wire.ParseMethod(f.Payload); err == nil && f.Type == wire.FrameMethod {
+			if _, ok := m.(*wire.ConnectionCloseOK); ok {
+				return
+			}
+		}
+	}
+}
+
+// properties is what the broker says about itself. Clients choose their ways by
+// product and version, so it names the product whose answers it gives.
+func (s *Server) properties() wire.Table {
+	product, version := "RabbitMQ", "3.10.8"
+	if s.opts.Answers == LavinMQ {
+		product, version = "LavinMQ", "2.9.1"
+	}
+	return wire.Table{
+		"product": product, "version": version,
+		"platform":    "fleet " + s.opts.Version,
+		"information": "fleet's embedded broker; it gives the answers of " + product + " " + version,
+		"capabilities": wire.Table{
+			"publisher_confirms": true, "exchange_exchange_bindings": true, "basic.nack": true,
+			"consumer_cancel_notify": true, "connection.blocked": true,
+			"authentication_failure_close": true, "per_consumer_qos": true,
+		},
+	}
+}
