@@ -79,17 +79,22 @@ type argument struct {
 	set   func(r *rules, v any)
 }
 
+// noInteger is RabbitMQ's text, quotes and all.
+func noInteger(v any) string { return fmt.Sprintf("\"expected integer, got %s\"", typeName(v)) }
+
 func number(least, most int64, set func(*rules, int64)) argument {
 	return argument{
 		check: func(v any) string {
 			n, ok := wholeNumber(v)
 			switch {
 			case !ok:
-				return fmt.Sprintf("{unacceptable_type,%s}", typeName(v))
+				return noInteger(v)
 			case n < 0:
 				return fmt.Sprintf("{value_negative,%d}", n)
 			case n < least:
 				return "{value_zero,0}"
+			case n > most && most < maxLife:
+				return fmt.Sprintf("{max_value_exceeded,%d}", n)
 			case n > most:
 				return fmt.Sprintf("{value_too_large,%d}", n)
 			}
@@ -107,7 +112,7 @@ func text(set func(*rules, string), among ...string) argument {
 			case !ok:
 				return fmt.Sprintf("{unacceptable_type,%s}", typeName(v))
 			case len(among) > 0 && !slices.Contains(among, s):
-				return "invalid_value"
+				return "invalid_overflow"
 			}
 			return ""
 		},
@@ -121,8 +126,8 @@ var ignore = func(*rules, string) {}
 
 // arguments are those that are known; others are kept and ignored.
 var arguments = []argument{
-	named("x-message-ttl", number(0, maxLife, func(r *rules, n int64) { r.ttl = n })),
 	named("x-expires", number(1, maxLife, func(r *rules, n int64) { r.expires = n })),
+	named("x-message-ttl", number(0, maxLife, func(r *rules, n int64) { r.ttl = n })),
 	named("x-max-length", number(0, math.MaxInt64, func(r *rules, n int64) { r.maxLength = n })),
 	named("x-max-length-bytes", number(0, math.MaxInt64, func(r *rules, n int64) { r.maxBytes = n })),
 	named("x-overflow", text(func(r *rules, s string) { r.overflow = s }, dropHead, rejectPublish, rejectPublishDead)),
@@ -166,6 +171,9 @@ func (c *core) parseRules(name string, args wire.Table) (rules, *violation) {
 		if wrong := a.check(v); wrong != "" {
 			if lavin && strings.HasPrefix(a.name, "x-overflow") {
 				continue // unknown words there mean nothing
+			}
+			if a.name == "x-dead-letter-exchange" {
+				return r, refuse(406, "invalid type '%s' for arg '%s' in queue '%s' in vhost '/'", typeName(v), a.name, name)
 			}
 			return r, refuse(406, "invalid arg '%s' for queue '%s' in vhost '/': %s", a.name, name, wrong)
 		}
@@ -227,9 +235,16 @@ func shown(v any, there, both bool) string {
 	case !there:
 		return "none"
 	case both:
-		return fmt.Sprintf("'%v'", v)
+		return quoted(v)
 	}
-	return fmt.Sprintf("the value '%v' of type '%s'", v, typeName(v))
+	return fmt.Sprintf("the value %s of type '%s'", quoted(v), typeName(v))
+}
+
+func quoted(v any) string {
+	if f, ok := v.(float64); ok && f == math.Trunc(f) {
+		return fmt.Sprintf("'%.1f'", f)
+	}
+	return fmt.Sprintf("'%v'", v)
 }
 
 func sameValue(a, b any) bool {

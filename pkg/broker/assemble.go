@@ -35,7 +35,7 @@ func (a *assembler) add(f wire.Frame) (cmd command, whole bool) {
 	}
 	if f.Type == wire.FrameHeartbeat {
 		if f.Channel != 0 {
-			return wrong(503, 0, 0, "heartbeat on channel %d", f.Channel)
+			return wrong(505, 0, 0, "heartbeat on channel %d", f.Channel)
 		}
 		return cmd, false
 	}

@@ -17,13 +17,13 @@ func (ch *channel) bound(source string) (*exchange, *violation) {
 	return x, nil
 }
 
-// bindQueue's order of checks is RabbitMQ's: the queue, then the exchange.
+// bindQueue's order of checks is RabbitMQ's: the exchange, then the queue.
 func (ch *channel) bindQueue(m *wire.QueueBind) *violation {
-	q, v := ch.queue(m.Queue)
+	x, v := ch.bound(m.Exchange)
 	if v != nil {
 		return v
 	}
-	x, v := ch.bound(m.Exchange)
+	q, v := ch.queue(m.Queue)
 	if v != nil {
 		return v
 	}
@@ -39,19 +39,22 @@ func (ch *channel) bindQueue(m *wire.QueueBind) *violation {
 }
 
 func (ch *channel) unbindQueue(m *wire.QueueUnbind) *violation {
-	q, v := ch.queue(m.Queue)
-	if v != nil {
-		return v
-	}
 	x, v := ch.bound(m.Exchange)
-	if v != nil {
+	if v != nil && v.code != 404 {
 		return v
 	}
-	key := m.RoutingKey
-	if m.Queue == "" && key == "" {
-		key = q.name
+	q, u := ch.queue(m.Queue)
+	if u != nil && u.code != 404 {
+		return u
 	}
-	at := ch.core.unbindLike(&binding{source: x, queue: q, key: key, args: m.Arguments})
+	var at store.Position
+	if v == nil && u == nil { // what is not there is not bound
+		key := m.RoutingKey
+		if m.Queue == "" && key == "" {
+			key = q.name
+		}
+		at = ch.core.unbindLike(&binding{source: x, queue: q, key: key, args: m.Arguments})
+	}
 	ch.after(at, &wire.QueueUnbindOK{})
 	return nil
 }
@@ -74,14 +77,17 @@ func (ch *channel) bindExchange(m *wire.ExchangeBind) *violation {
 
 func (ch *channel) unbindExchange(m *wire.ExchangeUnbind) *violation {
 	to, v := ch.bound(m.Destination)
-	if v != nil {
+	if v != nil && v.code != 404 {
 		return v
 	}
-	x, v := ch.bound(m.Source)
-	if v != nil {
-		return v
+	x, u := ch.bound(m.Source)
+	if u != nil && u.code != 404 {
+		return u
 	}
-	at := ch.core.unbindLike(&binding{source: x, exchange: to, key: m.RoutingKey, args: m.Arguments})
+	var at store.Position
+	if v == nil && u == nil {
+		at = ch.core.unbindLike(&binding{source: x, exchange: to, key: m.RoutingKey, args: m.Arguments})
+	}
 	if !m.NoWait {
 		ch.after(at, &wire.ExchangeUnbindOK{})
 	}

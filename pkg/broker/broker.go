@@ -14,6 +14,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,8 @@ type Server struct {
 	listeners map[net.Listener]struct{} // guarded by mu, as is closing
 	closing   bool
 	conns     sync.WaitGroup // connection goroutines
-	count     atomic.Int64   // connections
+	count     atomic.Int64   // connections, also those that have not logged in
+	open      atomic.Int64   // those that have
 	done      chan struct{}  // closed when the core has ended
 	err       error          // why, if by itself; readable once done is closed
 }
@@ -82,6 +84,9 @@ func Open(o Options) (*Server, error) {
 	if err := c.restore(found); err != nil {
 		disk.Close()
 		return nil, err
+	}
+	if found.Messages > 100_000 {
+		debug.FreeOSMemory() // recovery needs more than what goes on
 	}
 	o.Log.Info("broker is ready", "queues", len(c.queues), "messages", found.Messages,
 		"log_bytes", found.Bytes, "recovery_seconds", found.Elapsed.Seconds(), "damaged_records", found.Damaged)

@@ -120,6 +120,9 @@ func (c *core) obey(cn *conn, cmd *command) {
 // channels, or an open channel.
 func (c *core) dispatch(cn *conn, cmd *command) *violation {
 	ch := cn.channels[cmd.channel]
+	if cmd.method.Class() == 10 && cmd.channel != 0 {
+		return forbid(503, "unimplemented method")
+	}
 	switch m := cmd.method.(type) {
 	case *wire.ConnectionClose:
 		cn.closing = true
@@ -132,7 +135,7 @@ func (c *core) dispatch(cn *conn, cmd *command) *violation {
 	case *wire.ChannelOpen:
 		switch {
 		case cmd.channel == 0:
-			return forbid(504, "channel 0 is the connection's own")
+			return forbid(504, "unexpected method in connection state running")
 		case ch != nil:
 			return forbid(504, "second 'channel.open' seen")
 		}
@@ -155,7 +158,7 @@ func (c *core) dispatch(cn *conn, cmd *command) *violation {
 	default:
 		switch {
 		case ch == nil && cmd.channel == 0:
-			return forbid(503, "unexpected method %s on channel 0", m.Name())
+			return forbid(504, "unexpected method in connection state running")
 		case ch == nil:
 			return forbid(504, "expected 'channel.open'")
 		case ch.closing:
@@ -241,7 +244,7 @@ func (ch *channel) do(method wire.Method) *violation {
 	case *wire.TxSelect, *wire.TxCommit, *wire.TxRollback:
 		return forbid(540, "transactions are not supported; use publisher confirms")
 	}
-	return forbid(503, "unexpected method %s", method.Name())
+	return forbid(503, "unimplemented method")
 }
 
 func fateOf(requeue bool) fate {

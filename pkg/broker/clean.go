@@ -6,10 +6,17 @@ import "fleet/pkg/broker/store"
 // much more than what is alive, so that the segment can go. All queues are
 // walked for it: 48 bytes a message, once for many megabytes of garbage.
 func (c *core) clean() {
-	segment, due := c.store.Oldest()
-	if !due {
-		return
+	for range 8 { // a second, so that it keeps up with any disk and holds up nobody
+		segment, due := c.store.Oldest()
+		if !due {
+			return
+		}
+		c.vacate(segment)
 	}
+}
+
+// vacate moves what is alive out of a segment.
+func (c *core) vacate(segment uint32) {
 	type live struct {
 		entries []*entry
 		places  []store.Place

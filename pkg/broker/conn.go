@@ -22,9 +22,9 @@ type conn struct {
 	// Owned by the core:
 	channels map[uint16]*channel
 	queues   map[*queue]struct{} // exclusive ones
-	closing  bool // connection.close was sent; all but its answer is dropped
-	told     bool // connection.blocked was sent
-	stalled  bool // deliveries wait for the socket; a consumer's queues are looked at again when it has taken them
+	closing  bool                // connection.close was sent; all but its answer is dropped
+	told     bool                // connection.blocked was sent
+	stalled  bool                // deliveries wait for the socket; a consumer's queues are looked at again when it has taken them
 	outgoing []item
 	touched  bool // it is in core.touched
 	paused   int  // channels that wait for the disk
@@ -38,6 +38,8 @@ func newConn(s *Server, raw net.Conn, in *wire.Reader, who client) *conn {
 // run returns when the connection is over and the core knows.
 func (c *conn) run() {
 	core := c.server.core
+	c.server.open.Add(1)
+	defer c.server.open.Add(-1)
 	if !core.submit(batch{conn: c, commands: []command{{event: connected}}}) {
 		return
 	}

@@ -152,13 +152,11 @@ func (ch *channel) consume(m *wire.BasicConsume) *violation {
 func (c *core) mayConsume(q *queue, exclusive bool) *violation {
 	lavin := c.server.opts.Answers == LavinMQ
 	switch {
-	case q.exclusive != nil, exclusive && len(q.consumers) > 0 && !lavin:
+	case q.exclusive != nil, exclusive && (len(q.consumers) > 0 || q.rules.single) && !lavin:
 		if lavin {
 			return refuse(403, "Queue '%s' in vhost '/' in exclusive use", q.name)
 		}
 		return refuse(403, "queue '%s' in vhost '/' in exclusive use", q.name)
-	case exclusive && q.rules.single && !lavin:
-		return refuse(403, "queue '%s' in vhost '/' has single active consumer; an exclusive consumer is not possible", q.name)
 	}
 	return nil
 }
@@ -209,6 +207,7 @@ func (ch *channel) get(m *wire.BasicGet) *violation {
 		return nil
 	}
 	e := c.pop(q)
+	c.sweep(q) // what is behind it may have expired, and is not to be counted
 	ch.deliveryTag++
 	method := &wire.BasicGetOK{DeliveryTag: ch.deliveryTag, Redelivered: e.flags&flagRedelivered != 0,
 		MessageCount: uint32(q.ready.len())}

@@ -17,13 +17,14 @@ type core struct {
 	server   *Server
 	store    *store.Store
 	in       chan batch
-	durable  chan struct{}  // one place: synced has moved
-	synced   atomic.Uint64  // store.Position up to which all is durable
-	failed   chan error     // one place: the disk failed
-	stopping chan struct{}  // closed when the broker is to end
-	stopped  atomic.Bool    // stopping is closed
-	shut     atomic.Bool    // publishers are blocked
-	waiting  atomic.Int64   // readers that wait to go on
+	asks     chan func()   // an operator's questions
+	durable  chan struct{} // one place: synced has moved
+	synced   atomic.Uint64 // store.Position up to which all is durable
+	failed   chan error    // one place: the disk failed
+	stopping chan struct{} // closed when the broker is to end
+	stopped  atomic.Bool   // stopping is closed
+	shut     atomic.Bool   // publishers are blocked
+	waiting  atomic.Int64  // readers that wait to go on
 	stats    atomic.Pointer[Stats]
 
 	// What follows belongs to the goroutine in run.
@@ -53,7 +54,7 @@ type core struct {
 
 func newCore(s *Server) *core {
 	c := &core{
-		server: s, in: make(chan batch, 64), durable: make(chan struct{}, 1), failed: make(chan error, 1),
+		server: s, in: make(chan batch, 64), asks: make(chan func()), durable: make(chan struct{}, 1), failed: make(chan error, 1),
 		stopping: make(chan struct{}), exchanges: map[string]*exchange{}, queues: map[string]*queue{},
 		conns: map[*conn]struct{}{}, alarm: time.NewTimer(time.Hour), now: time.Now().UnixMilli(),
 	}
@@ -120,6 +121,9 @@ func (c *core) run() error {
 			c.now = time.Now().UnixMilli()
 			c.handle(b)
 			c.more()
+		case ask := <-c.asks:
+			c.now = time.Now().UnixMilli()
+			ask()
 		case <-c.durable:
 			c.now = time.Now().UnixMilli()
 			c.settle()
@@ -159,6 +163,7 @@ func (c *core) more() {
 // timers, and the hand-over to the writers.
 func (c *core) step() {
 	c.serveQueues()
+	c.weigh()
 	for _, ch := range c.confirmed {
 		ch.confirmMarked = false
 		ch.sendConfirms()
@@ -222,13 +227,20 @@ func (c *core) tick() {
 type alarms struct{ bytes, disk bool }
 
 func (c *core) checkAlarms() {
-	limits := c.server.opts.Limits
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(c.server.opts.Dir, &fs); err == nil {
-		free := int64(fs.Bavail) * int64(fs.Bsize)
-		c.setAlarms(alarms{disk: free < limits.DiskFree, bytes: c.bytes > limits.Bytes})
-	} else {
-		c.setAlarms(alarms{disk: c.alarms.disk, bytes: c.bytes > limits.Bytes})
+	if err := syscall.Statfs(c.server.opts.Dir, &fs); err != nil {
+		return
+	}
+	free := int64(fs.Bavail) * int64(fs.Bsize)
+	c.setAlarms(alarms{disk: free < c.server.opts.Limits.DiskFree, bytes: c.alarms.bytes})
+}
+
+// weigh looks whether too much is stored. It lets publishers go on only when a
+// tenth has gone, so that they are not told at each message.
+func (c *core) weigh() {
+	most := c.server.opts.Limits.Bytes
+	if over := c.bytes > most; over && !c.alarms.bytes || c.alarms.bytes && c.bytes <= most-most/10 {
+		c.setAlarms(alarms{disk: c.alarms.disk, bytes: over})
 	}
 }
 

@@ -59,7 +59,11 @@ func (c *core) bury(q *queue, m store.Message, persistent bool, reason string) {
 		delete(p.Headers, "CC")
 	}
 	dead := store.Message{Exchange: x.name, Key: keys[0], Properties: p.Append(nil), Body: m.Body}
-	to := slices.Clone(c.route(x, keys...))
+	// What a publish in progress has found and chosen is not to be overwritten.
+	found, places, taken := c.found, c.places, c.taken
+	c.found, c.places, c.taken = nil, nil, nil
+	defer func() { c.found, c.places, c.taken = found, places, taken }()
+	to := c.route(x, keys...)
 	if reason != "rejected" {
 		to = slices.DeleteFunc(to, func(q *queue) bool { return cycles(deaths, q.name) })
 	}
@@ -67,11 +71,7 @@ func (c *core) bury(q *queue, m store.Message, persistent bool, reason string) {
 		return
 	}
 	c.counts.deadLettered++
-	// places and taken may be in use by the publish that fills this queue.
-	places, taken := c.places, c.taken
-	c.places, c.taken = nil, nil
 	c.enqueue(to, dead, persistent, -1, false)
-	c.places, c.taken = places, taken
 }
 
 // recordDeath writes down in the headers where and why the message died, newest
@@ -91,6 +91,7 @@ func (c *core) recordDeath(p *wire.Properties, q *queue, m store.Message, keys [
 		death["original-expiration"] = p.Expiration
 	}
 	count := int64(1)
+	_, diedBefore := p.Headers["x-death"]
 	deaths, _ := p.Headers["x-death"].([]any)
 	if at := slices.IndexFunc(deaths, func(d any) bool {
 		t, _ := d.(wire.Table)
@@ -104,7 +105,7 @@ func (c *core) recordDeath(p *wire.Properties, q *queue, m store.Message, keys [
 			count = int64(n) + 1
 		}
 		deaths = slices.Delete(slices.Clone(deaths), at, at+1)
-	} else {
+	} else if !diedBefore {
 		for name, value := range map[string]string{"x-first-death-reason": reason, "x-first-death-queue": q.name, "x-first-death-exchange": m.Exchange} {
 			if _, there := p.Headers[name]; !there {
 				p.Headers[name] = value

@@ -38,13 +38,6 @@ func (ch *channel) declareQueue(m *wire.QueueDeclare) *violation {
 	c := ch.core
 	name := m.Queue
 	q := c.queues[name]
-	if m.Passive && name == "" {
-		var v *violation
-		if q, v = ch.queue(""); v != nil {
-			return v
-		}
-		name = q.name
-	}
 	var at store.Position
 	switch {
 	case q == nil && m.Passive:
@@ -149,19 +142,19 @@ func (ch *channel) declareExchange(m *wire.ExchangeDeclare) *violation {
 	switch {
 	case x == nil && m.Passive:
 		return noExchange(m.Exchange)
+	case m.Exchange == "":
+		return refuse(403, "operation not permitted on the default exchange")
 	case m.Passive:
 	case kind != direct && kind != fanout && kind != topic:
 		return forbid(503, "unknown exchange type '%s'", m.Type)
 	case x == nil && strings.HasPrefix(m.Exchange, "amq."):
 		return refuse(403, "exchange name '%s' contains reserved prefix 'amq.*'", m.Exchange)
-	case m.Exchange == "":
-		return refuse(403, "operation not permitted on the default exchange")
 	case x == nil:
 		x = &exchange{name: m.Exchange, kind: kind, durable: m.Durable, autoDelete: m.AutoDelete, internal: m.Internal, args: m.Arguments}
 		if a, there := m.Arguments["alternate-exchange"]; there {
 			s, ok := a.(string)
 			if !ok {
-				return refuse(406, "invalid arg 'alternate-exchange' for exchange '%s' in vhost '/': {unacceptable_type,%s}", x.name, typeName(a))
+				return refuse(406, "invalid type '%s' for arg 'alternate-exchange' in exchange '%s' in vhost '/'", typeName(a), x.name)
 			}
 			x.alternate = s
 		}
@@ -181,23 +174,28 @@ func (ch *channel) declareExchange(m *wire.ExchangeDeclare) *violation {
 }
 
 func (x *exchange) equivalent(m *wire.ExchangeDeclare, lavin bool) *violation {
-	a, is := m.Arguments["alternate-exchange"].(string)
+	alternate := func(t wire.Table, other any) (any, string) {
+		v, there := t["alternate-exchange"]
+		return v, shown(v, there, other != nil)
+	}
+	got, gotShown := alternate(m.Arguments, x.args["alternate-exchange"])
+	is, isShown := alternate(x.args, got)
 	for _, d := range []struct {
 		what    string
 		same    bool
-		got, is any
+		got, is string
 	}{
-		{"type", x.kind == exchangeKind(m.Type), m.Type, x.kind},
-		{"durable", x.durable == m.Durable, m.Durable, x.durable},
-		{"auto_delete", x.autoDelete == m.AutoDelete, m.AutoDelete, x.autoDelete},
-		{"internal", x.internal == m.Internal, m.Internal, x.internal},
-		{"alternate-exchange", a == x.alternate && is == (x.alternate != ""), a, x.alternate},
+		{"type", x.kind == exchangeKind(m.Type), quoted(m.Type), quoted(x.kind)},
+		{"durable", x.durable == m.Durable, quoted(m.Durable), quoted(x.durable)},
+		{"auto_delete", x.autoDelete == m.AutoDelete, quoted(m.AutoDelete), quoted(x.autoDelete)},
+		{"internal", x.internal == m.Internal, quoted(m.Internal), quoted(x.internal)},
+		{"alternate-exchange", got == is, gotShown, isShown},
 	} {
 		if !d.same && lavin {
 			return refuse(406, "Existing exchange '%s' declared with other arguments", x.name)
 		}
 		if !d.same {
-			return refuse(406, "inequivalent arg '%s' for exchange '%s' in vhost '/': received '%v' but current is '%v'", d.what, x.name, d.got, d.is)
+			return refuse(406, "inequivalent arg '%s' for exchange '%s' in vhost '/': received %s but current is %s", d.what, x.name, d.got, d.is)
 		}
 	}
 	return nil
@@ -212,7 +210,7 @@ func (ch *channel) deleteExchange(m *wire.ExchangeDelete) *violation {
 		return refuse(403, "operation not permitted on the default exchange")
 	case x == nil:
 	case x.predeclared:
-		return refuse(403, "exchange name '%s' contains reserved prefix 'amq.*'", m.Exchange)
+		return refuse(403, "deletion of system exchange '%s' in vhost '/' not allowed", m.Exchange)
 	case m.IfUnused && !x.unused():
 		return refuse(406, "exchange '%s' in vhost '/' in use", x.name)
 	default:

@@ -74,7 +74,7 @@ func (x *exchange) find(like *binding) *binding {
 
 func (x *exchange) add(b *binding) {
 	if x.kind == topic {
-		b.words = strings.Split(b.key, ".")
+		b.words = words(b.key)
 	}
 	if x.listed(b.key) {
 		if x.exact == nil {
@@ -151,12 +151,12 @@ func (c *core) follow(x *exchange, key string, found []*queue, path []*exchange)
 		take(b)
 	}
 	if len(x.patterns) > 0 {
-		var words []string
+		var split []string
 		if x.kind == topic {
-			words = strings.Split(key, ".")
+			split = words(key)
 		}
 		for _, b := range x.patterns {
-			if x.kind == fanout || matches(b.words, words) {
+			if x.kind == fanout || matches(b.words, split) {
 				take(b)
 			}
 		}
@@ -176,6 +176,14 @@ func (c *core) reach(q *queue, found []*queue) []*queue {
 	}
 	q.stamp = c.stamp
 	return append(found, q)
+}
+
+// words splits a topic key; an empty one has none.
+func words(key string) []string {
+	if key == "" {
+		return nil
+	}
+	return strings.Split(key, ".")
 }
 
 // matches says whether a topic pattern takes a key: * stands for one word, # for

@@ -138,10 +138,10 @@ func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
 		return refuse(503, 10, 11, "unknown authentication mechanism '%.40s'", started.Mechanism)
 	}
 	parts := bytes.Split([]byte(started.Response), []byte{0})
-	if len(parts) == 3 {
+	if len(parts) == 3 && len(parts[0]) == 0 { // nobody acts for another
 		who.user = string(parts[1])
 	}
-	if len(parts) != 3 || who.user == "" || !s.opts.Authenticate(who.user, string(parts[2])) {
+	if who.user == "" || !s.opts.Authenticate(who.user, string(parts[2])) {
 		text := replyText(403, "Login was refused using authentication mechanism PLAIN. For details see the broker logfile.")
 		if able("authentication_failure_close") {
 			say(&wire.ConnectionClose{ReplyCode: 403, ReplyText: text})
@@ -165,8 +165,6 @@ func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
 	who.frameMax, who.channelMax = tuned.FrameMax, tuned.ChannelMax
 	who.heartbeat = time.Duration(tuned.Heartbeat) * time.Second
 	switch {
-	case who.frameMax == 0:
-		who.frameMax = frameMax
 	case who.frameMax < wire.FrameMin:
 		return refuse(530, 10, 31, "frame_max=%d < %d min size", who.frameMax, wire.FrameMin)
 	case who.frameMax > frameMax:
@@ -186,7 +184,7 @@ func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
 	if opened.VirtualHost != "/" {
 		return refuse(530, 10, 40, "vhost %s not found", opened.VirtualHost)
 	}
-	if n := s.count.Load(); n > int64(s.opts.Limits.Connections) {
+	if s.open.Load() >= int64(s.opts.Limits.Connections) {
 		return refuse(530, 10, 40, "access to vhost '/' refused for user '%s': connection limit (%d) is reached",
 			who.user, s.opts.Limits.Connections)
 	}

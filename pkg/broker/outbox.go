@@ -208,8 +208,24 @@ func (c *conn) render(b []byte, it *item) ([]byte, error) {
 	case *wire.BasicGetOK:
 		to.Exchange, to.RoutingKey = m.Exchange, m.Key
 	}
+	if it.tries > 0 {
+		m.Properties = counted(m.Properties, it.tries)
+	}
 	b = wire.AppendMethod(b, it.channel, it.method)
 	return wire.AppendContent(b, it.channel, m.Properties, m.Body, c.who.frameMax), nil
+}
+
+// counted adds how often the message was delivered before.
+func counted(properties []byte, tries int32) []byte {
+	p, err := wire.ParseProperties(properties)
+	if err != nil {
+		return properties
+	}
+	if p.Headers == nil {
+		p.Headers = wire.Table{}
+	}
+	p.Headers["x-delivery-count"] = tries
+	return p.Append(nil)
 }
 
 // flush writes b; a socket that takes nothing for long is given up.

@@ -109,15 +109,14 @@ func (c *core) enqueue(queues []*queue, m store.Message, persistent bool, ttl in
 		if places[i].Durable {
 			e.flags |= flagDurable
 		}
-		if e.expires != 0 && e.expires <= c.now && q.ready.len() == 0 {
-			// A life of 0 ms is for whoever can take it at once.
+		c.push(q, e)
+		if q.ready.len() == 1 {
+			// Who waits for it gets it at once: neither a limit of 0 nor a life of
+			// 0 ms is in the way.
 			if k := c.taker(q); k != nil {
-				c.push(q, e)
 				c.deliver(k, c.pop(q))
-				continue
 			}
 		}
-		c.push(q, e)
 	}
 	if !kept {
 		at = 0
@@ -171,14 +170,12 @@ func copies(properties []byte, keys []string) ([]byte, []string, *violation) {
 		}
 		list, ok := value.([]any)
 		if !ok {
-			return nil, nil, refuse(406, "invalid %s header: expected an array", name)
+			return nil, nil, refuse(406, "invalid message: {unacceptable_type_in_header,\"%s\",%s}", name, typeName(value))
 		}
 		for _, key := range list {
-			s, ok := key.(string)
-			if !ok {
-				return nil, nil, refuse(406, "invalid %s header: expected strings", name)
+			if s, ok := key.(string); ok { // others lead nowhere
+				keys = append(keys, s)
 			}
-			keys = append(keys, s)
 		}
 	}
 	if _, there := p.Headers["BCC"]; there {

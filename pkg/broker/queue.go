@@ -177,8 +177,7 @@ func (c *core) sweep(q *queue) {
 			return
 		}
 	}
-	// The rest comes in the next step, so that a long queue holds up nobody.
-	q.wake = c.now
+	// The rest comes soon (schedule), so that a long queue holds up nobody.
 }
 
 // schedule sets when q wants to be looked at next.

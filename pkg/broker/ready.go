@@ -2,7 +2,6 @@ package broker
 
 import (
 	"container/heap"
-	"sort"
 
 	"fleet/pkg/broker/store"
 )
@@ -141,9 +140,4 @@ func (c *chunks) each(visit func(*entry)) {
 			}
 		}
 	}
-}
-
-// sortEntries is for what comes out of a map.
-func sortEntries(list []entry) {
-	sort.Slice(list, func(i, j int) bool { return list[i].seq < list[j].seq })
 }

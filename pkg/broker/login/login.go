@@ -78,9 +78,7 @@ func Open(path string, log *slog.Logger) (*Users, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	u := &Users{path: path, log: log, cost: costly, gate: make(chan struct{}, max(1, runtime.NumCPU()/2))}
-	if _, err := rand.Read(u.key[:]); err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
-	}
+	rand.Read(u.key[:]) //nolint:errcheck // see Random
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u, u.refresh()
@@ -106,7 +104,7 @@ func (u *Users) refresh() error {
 
 // Check says whether the user has this password. It blocks for the time that
 // hashing takes (0.1 s of a core and longer while others wait for theirs), but
-// for a password that was right before, and for one that AddRandom made. A
+// for a password that was right before, and for one that Random made. A
 // refusal costs the same whether there is such a user or not. A file that can't
 // be read refuses everybody, and is logged.
 func (u *Users) Check(name, password string) bool {
@@ -206,24 +204,23 @@ func (u *Users) Add(name, password string) (fresh bool, err error) {
 	return u.set(name, password, u.cost)
 }
 
-// AddRandom gives the user a random password of 256 bits, which it returns; it
-// fails as Add does. The password needs no quoting in a URL or a shell.
-func (u *Users) AddRandom(name string) (password string, fresh bool, err error) {
-	password, err = Random()
-	if err != nil {
-		return "", false, err
+// AddRandom gives the user a password that Random has made, and fails as Add
+// does. Such a password is hashed quickly, because nobody guesses it.
+func (u *Users) AddRandom(name, password string) (fresh bool, err error) {
+	if raw, err := base64.RawURLEncoding.DecodeString(password); err != nil || len(raw) != randomBytes {
+		return false, fmt.Errorf("a random password has %d bytes", randomBytes)
 	}
-	fresh, err = u.set(name, password, cheap)
-	return password, fresh, err
+	return u.set(name, password, cheap)
 }
 
+// randomBytes is what a random password is made of.
+const randomBytes = 32
+
 // Random is a password of 256 bits that needs no quoting in a URL or a shell.
-func Random() (string, error) {
-	raw := make([]byte, 32)
-	if _, err := rand.Read(raw); err != nil {
-		return "", fmt.Errorf("make a password: %w", err)
-	}
-	return base64.RawURLEncoding.EncodeToString(raw), nil
+func Random() string {
+	raw := make([]byte, randomBytes)
+	rand.Read(raw) //nolint:errcheck // it never fails: a system without randomness ends the program
+	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
 func (u *Users) set(name, password string, iterations int) (fresh bool, err error) {
@@ -232,9 +229,7 @@ func (u *Users) set(name, password string, iterations int) (fresh bool, err erro
 			WithHint("up to 64 letters, digits, dots, hyphens and underscores, a letter or digit first")
 	}
 	r := record{User: User{Name: name, Since: time.Now().UTC().Truncate(time.Second)}, Salt: make([]byte, saltBytes), Iterations: iterations}
-	if _, err := rand.Read(r.Salt); err != nil {
-		return false, fmt.Errorf("make a salt: %w", err)
-	}
+	rand.Read(r.Salt) //nolint:errcheck // see Random
 	if r.Hash, err = pbkdf2.Key(sha256.New, password, r.Salt, iterations, hashBytes); err != nil {
 		return false, fmt.Errorf("hash the password: %w", err)
 	}
@@ -250,14 +245,17 @@ func (u *Users) set(name, password string, iterations int) (fresh bool, err erro
 	return fresh && err == nil, err
 }
 
-// Remove takes the user away; connections that stand are not ended. It fails
-// with fault.NotFound.
-func (u *Users) Remove(name string) error {
-	return u.edit(func(records map[string]record) error {
-		if _, ok := records[name]; !ok {
+// Remove takes the user away, whom it returns; connections that stand are not
+// ended. It fails with fault.NotFound.
+func (u *Users) Remove(name string) (gone User, err error) {
+	err = u.edit(func(records map[string]record) error {
+		r, ok := records[name]
+		if !ok {
 			return fault.New(fault.NotFound, "there is no user %q", name).WithHint("`fleet broker user list` lists the users")
 		}
 		delete(records, name)
+		gone = r.User
 		return nil
 	})
+	return gone, err
 }

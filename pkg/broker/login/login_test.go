@@ -36,8 +36,8 @@ func fresh(t *testing.T) (*Users, string) {
 
 func add(t *testing.T, u *Users, name string) (password string) {
 	t.Helper()
-	password, _, err := u.AddRandom(name)
-	if err != nil {
+	password = Random()
+	if _, err := u.AddRandom(name, password); err != nil {
 		t.Fatal(err)
 	}
 	return password
@@ -96,7 +96,8 @@ func TestR53_ChangesCountAtOnce(t *testing.T) {
 			t.Fatal("refused")
 		}
 	}
-	now, isNew, err := other.AddRandom("ann")
+	now := Random()
+	isNew, err := other.AddRandom("ann", now)
 	if err != nil || isNew {
 		t.Fatalf("new again: %v, %v", isNew, err)
 	}
@@ -107,13 +108,13 @@ func TestR53_ChangesCountAtOnce(t *testing.T) {
 	if list, err := u.List(); err != nil || len(list) != 2 || list[0].Name != "ann" || list[1].Name != "bob" || list[0].Since.IsZero() {
 		t.Errorf("%v, %v", list, err)
 	}
-	if err := other.Remove("ann"); err != nil {
-		t.Fatal(err)
+	if gone, err := other.Remove("ann"); err != nil || gone.Name != "ann" {
+		t.Fatalf("%v, %v", gone, err)
 	}
 	if u.Check("ann", now) {
 		t.Error("a removed user logs in")
 	}
-	if err := u.Remove("ann"); !errors.Is(err, fault.NotFound) {
+	if _, err := u.Remove("ann"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("removed twice: %v", err)
 	}
 }
@@ -192,8 +193,11 @@ func TestR61_AFloodOfWrongPasswords(t *testing.T) {
 
 func TestWhatCanBeNoUser(t *testing.T) {
 	u, path := fresh(t)
+	if _, err := u.AddRandom("ann", "guest"); err == nil {
+		t.Error("a chosen password passes for a random one")
+	}
 	for _, name := range []string{"", "-a", ".a", "a b", "a/b", "a@b", "a:b", "ä", "a\n", strings.Repeat("a", 65)} {
-		if _, _, err := u.AddRandom(name); !errors.Is(err, fault.Usage) {
+		if _, err := u.AddRandom(name, Random()); !errors.Is(err, fault.Usage) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
@@ -253,7 +257,7 @@ func TestR61_FilesThatAreRefused(t *testing.T) {
 			if _, remembered := running.look("ann", nil); remembered || !strings.Contains(logged.String(), c.message) {
 				t.Errorf("logged: %s", logged.String())
 			}
-			if _, _, err := u.AddRandom("bob"); !errors.Is(err, fault.Config) {
+			if _, err := u.AddRandom("bob", Random()); !errors.Is(err, fault.Config) {
 				t.Errorf("a user was added: %v", err)
 			}
 		})
@@ -274,7 +278,7 @@ func TestEditsAtOnce(t *testing.T) {
 		all.Go(func() {
 			u, err := Open(path, nil)
 			if err == nil {
-				_, _, err = u.AddRandom(fmt.Sprintf("user-%d", i))
+				_, err = u.AddRandom(fmt.Sprintf("user-%d", i), Random())
 			}
 			if err != nil {
 				t.Error(err)

@@ -134,8 +134,8 @@ func (s *Store) askSync() {
 // there any more after a restart.
 //
 // A store that has failed or is closed drops the record: the Ref is then no
-// record's, and the position never becomes durable. A message larger than MessageMost can't be represented and makes the
-// store fail, rather than that it is lost unnoticed.
+// record's, and the position never becomes durable. A message larger than
+// MessageMost makes the store fail, rather than that it is lost unnoticed.
 func (s *Store) Append(seq uint64, m Message, places []Place, sync bool) (Ref, Position) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

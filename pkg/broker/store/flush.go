@@ -148,7 +148,7 @@ func (s *Store) advance(g *segment) error {
 		return err
 	}
 	s.enter(g, f)
-	size := s.prepare(f, g.limit)
+	size := s.prepare(f, 0, g.limit)
 	if _, err := f.WriteAt(g.image(), 0); err != nil {
 		return err
 	}
@@ -169,14 +169,17 @@ func (s *Store) advance(g *segment) error {
 	return nil
 }
 
-// prepare preallocates a segment, and returns the size that the file has then.
-// Where there is no room for a whole one, there may be for what will be written.
-func (s *Store) prepare(f *os.File, size int64) int64 {
-	if err := preallocate(f, size); err != nil {
-		s.o.Log.Warn("can't preallocate a segment of the broker's store", "file", f.Name(), "bytes", size, "err", err)
-		return 0
+// prepare preallocates a segment from its present size, and returns the size that
+// it has then. Where there is no room for a whole one, there may be for what will
+// be written.
+func (s *Store) prepare(f *os.File, from, to int64) int64 {
+	err := preallocate(f, to)
+	if err == nil {
+		return to
 	}
-	return size
+	s.o.Log.Debug("can't preallocate a segment of the broker's store", "file", f.Name(), "bytes", to, "err", err)
+	_ = f.Truncate(from) // gives back what it has got of it; it is no harm if that fails too
+	return from
 }
 
 // sync makes durable what was written.
@@ -208,8 +211,11 @@ func (s *Store) sync() error {
 	return nil
 }
 
-// overdue says whether there are segments to delete; mu is held.
-func (s *Store) overdue() bool { return len(s.dying) > 0 && s.dying[0].upTo <= s.durable }
+// overdue says whether there are segments to delete; mu is held. One that is still
+// written to waits for its successor, which keeps the last seq.
+func (s *Store) overdue() bool {
+	return len(s.dying) > 0 && s.dying[0].upTo <= s.durable && s.at != nil && s.at.number > s.dying[0].number
+}
 
 // bury deletes the segments that nothing needs any more, one after another: were
 // a later one gone and an earlier one there again after a power cut, deleted
@@ -239,13 +245,10 @@ func (s *Store) bury() error {
 		g.gone = true
 		s.dying = append(s.dying[:0], s.dying[1:]...)
 		s.dyingBytes -= g.used
-		s.mu.Unlock()
 		if pinned {
-			s.leave(g)
-		} else {
-			s.mu.Lock()
-			s.shut(g)
-			s.mu.Unlock()
+			g.users--
 		}
+		s.shut(g)
+		s.mu.Unlock()
 	}
 }

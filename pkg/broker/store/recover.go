@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -18,6 +19,7 @@ type recovery struct {
 	queues  map[uint64]*contents
 	places  []Place // to be reused
 	damaged int
+	marked  int64 // up to where the segment was durable, as its last mark says
 }
 
 // found is a segment file, opened to be read.
@@ -124,7 +126,7 @@ func (r *recovery) segment(f found, last bool) error {
 	switch {
 	case f.condition == unborn && last:
 		r.o.Log.Info("removed a segment that was not yet in use", "file", f.path)
-		r.next = f.number + 1
+		r.next = f.number // nothing has ever named it
 		return errors.Join(os.Remove(f.path), r.dir.Sync())
 	case f.condition != sound:
 		// Put aside: it may be worth something to somebody, but not to the log.
@@ -136,6 +138,7 @@ func (r *recovery) segment(f found, last bool) error {
 	r.reader = reader{file: f.file, size: f.size, salt: f.salt, buf: r.buf}
 	r.lastSeq = max(r.lastSeq, f.lastSeq)
 	r.adopt(g)
+	r.marked = recordsAt
 	end, err := r.walk(!last,
 		func(off int64, h recordHead) error { return r.apply(g, off, h) },
 		func(from, to int64) { r.lost(f.path, "records are lost", from, to) })
@@ -166,10 +169,12 @@ func (r *recovery) resumeAt(g *segment, f *os.File, size int64) error {
 		size = g.used
 	}
 	if size < g.limit {
-		size = max(size, r.prepare(f, g.limit))
+		size = r.prepare(f, size, g.limit)
 	}
-	// Also for what was read: it may be in the system's cache alone, and from now on
-	// it counts.
+	// What was read may be in the system's cache alone, and from now on it counts.
+	if err := r.rewrite(g, f); err != nil {
+		return err
+	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
@@ -181,12 +186,26 @@ func (r *recovery) resumeAt(g *segment, f *os.File, size int64) error {
 	return nil
 }
 
+// rewrite writes what may not be durable again. An fsync alone is not enough:
+// after one that failed the system takes what it could not write for written.
+func (r *recovery) rewrite(g *segment, f *os.File) error {
+	for off := min(max(r.marked, recordsAt), g.used); off < min(g.used, r.size); {
+		n := min(g.used-off, r.size-off, windowBytes)
+		b, err := r.bytes(off, int(n))
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(b, off); err != nil {
+			return err
+		}
+		off += n
+	}
+	return nil
+}
+
 // apply does what a record says. A payload of another form is damage too, though
 // its checksum is right.
 func (r *recovery) apply(g *segment, off int64, h recordHead) error {
-	if h.kind == mark {
-		return nil
-	}
 	n := int(h.length)
 	var payload []byte
 	var err error
@@ -242,6 +261,11 @@ func (r *recovery) message(g *segment, off int64, h recordHead, head []byte) err
 func (r *recovery) change(g *segment, h recordHead, payload []byte) error {
 	f := &fields{rest: payload}
 	switch h.kind {
+	case mark:
+		if len(payload) != 8 {
+			return errPayload
+		}
+		r.marked = int64(binary.LittleEndian.Uint64(payload))
 	case tombstone, drop:
 		queue, seq := f.number(), f.number()
 		if f.bad {

@@ -26,7 +26,7 @@ var (
 // maxShort is the length in bytes of the longest short string.
 const maxShort = 255
 
-// take is the next n bytes, or nil.
+// take is the next n bytes, or nil if there are less.
 func (c *codec) take(n int) []byte {
 	if c.err != nil {
 		return nil
@@ -35,7 +35,7 @@ func (c *codec) take(n int) []byte {
 		c.err, c.buf = errShort, nil
 		return nil
 	}
-	b := c.buf[:n:n]
+	b := c.buf[:n]
 	c.buf = c.buf[n:]
 	return b
 }
@@ -126,11 +126,7 @@ func (c *codec) long(v *string) {
 func (c *codec) longBytes() []byte {
 	var n uint32
 	c.uint32(&n)
-	if uint64(n) > uint64(len(c.buf)) {
-		c.take(-1)
-		return nil
-	}
-	return c.take(int(n))
+	return c.take(int(n)) // negative where an int is too small for it
 }
 
 // time is in seconds since 1970, UTC when read.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"math"
 	"time"
 )
 
@@ -21,7 +22,7 @@ func AppendContent(b []byte, channel uint16, properties, body []byte, frameMax u
 	b = closeFrame(append(b, properties...), start)
 	piece := len(body)
 	if frameMax > 0 {
-		piece = int(max(frameMax, FrameMin)) - frameOver
+		piece = int(min(max(frameMax, FrameMin), math.MaxInt32)) - frameOver
 	}
 	for len(body) > 0 {
 		n := min(piece, len(body))

@@ -69,26 +69,46 @@ func (r *Reader) Next() (Frame, error) {
 	if err := r.fill(frameHead); err != nil {
 		return Frame{}, err
 	}
-	head := r.buf[r.start:]
-	kind, size := head[0], uint64(binary.BigEndian.Uint32(head[3:]))
-	switch {
-	case kind != FrameMethod && kind != FrameHeader && kind != FrameBody && kind != FrameHeartbeat:
-		return Frame{}, &Error{Code: frameError, Text: fmt.Sprintf("unknown frame type %d", kind)}
-	case size+frameOver > r.max:
-		return Frame{}, &Error{Code: frameError, Text: fmt.Sprintf("frame of %d bytes, at most %d are allowed", size+frameOver, r.max)}
-	case kind == FrameHeartbeat && size > 0:
-		return Frame{}, &Error{Code: frameError, Text: "heartbeat with a payload"}
+	size, wrong := r.head()
+	if wrong != nil {
+		return Frame{}, wrong
 	}
-	if err := r.fill(int(size) + frameOver); err != nil {
+	if err := r.fill(size); err != nil {
 		return Frame{}, err
 	}
-	whole := r.buf[r.start : r.start+int(size)+frameOver] // fill may have moved it
+	whole := r.buf[r.start : r.start+size]
 	if end := whole[len(whole)-1]; end != FrameEnd {
 		return Frame{}, &Error{Code: frameError, Text: fmt.Sprintf("frame ends with byte %d", end)}
 	}
 	r.start += len(whole)
 	payload := whole[frameHead : len(whole)-1 : len(whole)-1]
-	return Frame{Type: kind, Channel: binary.BigEndian.Uint16(whole[1:]), Payload: payload}, nil
+	return Frame{Type: whole[0], Channel: binary.BigEndian.Uint16(whole[1:]), Payload: payload}, nil
+}
+
+// Ready says whether Next would return at once: a whole frame is buffered, or
+// enough of a bad one.
+func (r *Reader) Ready() bool {
+	if r.Buffered() < frameHead {
+		return false
+	}
+	size, wrong := r.head()
+	return wrong != nil || r.Buffered() >= size
+}
+
+// head is the size in bytes of the frame whose head is buffered, or what is wrong
+// with it.
+func (r *Reader) head() (int, *Error) {
+	head := r.buf[r.start:]
+	kind, size := head[0], uint64(binary.BigEndian.Uint32(head[3:]))+frameOver
+	switch {
+	case kind != FrameMethod && kind != FrameHeader && kind != FrameBody && kind != FrameHeartbeat:
+		return 0, &Error{Code: frameError, Text: fmt.Sprintf("unknown frame type %d", kind)}
+	case size > r.max:
+		return 0, &Error{Code: frameError, Text: fmt.Sprintf("frame of %d bytes, at most %d are allowed", size, r.max)}
+	case kind == FrameHeartbeat && size > frameOver:
+		return 0, &Error{Code: frameError, Text: "heartbeat with a payload"}
+	}
+	return int(size), nil
 }
 
 // fill reads until n bytes are buffered in one piece.

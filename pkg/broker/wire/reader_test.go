@@ -57,12 +57,52 @@ func TestReaderReadsFrames(t *testing.T) {
 	}
 }
 
+// Frames meet the end of what is read ahead in each way they can.
+func TestReaderFramesAcrossItsBuffer(t *testing.T) {
+	for short := range 40 {
+		first := strings.Repeat("x", 32<<10-8-short)
+		stream := frame(wire.FrameBody, 1, first)
+		for range 3 {
+			stream = append(stream, frame(wire.FrameMethod, 2, "eleven more")...)
+		}
+		r := wire.NewReader(bytes.NewReader(stream))
+		r.SetMax(1 << 20)
+		if f, err := r.Next(); err != nil || string(f.Payload) != first {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if f, err := r.Next(); err != nil || f.Channel != 2 || string(f.Payload) != "eleven more" {
+				t.Fatalf("%d bytes before the end: %q, %v", short, f.Payload, err)
+			}
+		}
+	}
+}
+
 func TestReaderKnowsWhatItHas(t *testing.T) {
 	one, two := frame(wire.FrameMethod, 1, "one"), frame(wire.FrameMethod, 1, "two")
 	r := wire.NewReader(bytes.NewReader(append(append(one, two...), two[:4]...)))
 	for _, want := range []int{len(two) + 4, 4} {
 		if _, err := r.Next(); err != nil || r.Buffered() != want {
 			t.Errorf("%v, %d bytes are buffered, want %d", err, r.Buffered(), want)
+		}
+	}
+}
+
+func TestReaderIsReadyWhenNextWouldNotBlock(t *testing.T) {
+	one, two := frame(wire.FrameMethod, 1, "one"), frame(wire.FrameMethod, 1, "two")
+	for n := range len(two) + 1 {
+		r := wire.NewReader(bytes.NewReader(append(bytes.Clone(one), two[:n]...)))
+		if r.Ready() {
+			t.Error("ready with nothing read")
+		}
+		if _, err := r.Next(); err != nil || r.Ready() != (n == len(two)) {
+			t.Errorf("%v; with %d of %d bytes ready is %v", err, n, len(two), r.Ready())
+		}
+	}
+	for _, bad := range []string{"\x04\x00\x01\x00\x00\x00\x05", "\x03\x00\x01\xff\xff\xff\xff", "\x08\x00\x00\x00\x00\x00\x01"} {
+		r := wire.NewReader(strings.NewReader(string(one) + bad))
+		if _, err := r.Next(); err != nil || !r.Ready() {
+			t.Errorf("%v; not ready with the head of a bad frame %q", err, bad)
 		}
 	}
 }
@@ -194,10 +234,12 @@ func TestR61_LengthGetsNoMemory(t *testing.T) {
 			t.Errorf("%d bytes of a frame of 2 GiB made it allocate %d", arrives, used)
 		}
 	}
-	r := wire.NewReader(bytes.NewReader([]byte{wire.FrameBody, 0, 1, 0xff, 0xff, 0xff, 0xff}))
-	r.SetMax(math.MaxUint32)
-	if _, err := r.Next(); code(err) != 501 {
-		t.Errorf("4 GiB: %v", err)
+	for _, size := range []uint32{1 << 31, math.MaxUint32} {
+		r := wire.NewReader(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{wire.FrameBody, 0, 1}, size)))
+		r.SetMax(math.MaxUint32)
+		if _, err := r.Next(); code(err) != 501 {
+			t.Errorf("%d bytes: %v", size, err)
+		}
 	}
 }
 
