@@ -23,7 +23,11 @@ func (r *run) last() uint64 { return r.at(r.n - 1).Seq }
 
 func (r *run) push(it Item) {
 	if r.n%chunkItems == 0 {
-		r.chunks = append(r.chunks, nil)
+		var chunk []Item // the first one grows, since most queues hold little
+		if r.n > 0 {
+			chunk = make([]Item, 0, chunkItems)
+		}
+		r.chunks = append(r.chunks, chunk)
 	}
 	end := len(r.chunks) - 1
 	r.chunks[end] = append(r.chunks[end], it)
