@@ -35,22 +35,23 @@ var layers = [][]string{
 	{"pkg/config"}, // its values have the types of those two
 	{"pkg/pane"},
 	{"pkg/api"},
+	{"pkg/broker/login", "pkg/broker/store", "pkg/broker/wire"},
 	{"pkg/broker", "pkg/bus", "pkg/client", "pkg/localapi", "pkg/mailbox", "pkg/output", "pkg/pane/pty", "pkg/pane/tmux",
 		"pkg/pane/herdr", "pkg/roster", "pkg/trace", "pkg/turn", "pkg/worktree"},
-	{"pkg/dlq", "pkg/inject"},
-	{"pkg/gateway", "pkg/mcp"},
+	{"pkg/dlq", "pkg/embedded", "pkg/inject"},
+	{"pkg/demo", "pkg/gateway", "pkg/mcp"},
 	{"pkg/cli"},
 	{"cmd/fleet", "testscript", "pkg"},
 }
 
 // testRooms are support for tests: only tests import them, and they import no
 // other room.
-var testRooms = []string{"pkg/bus/proxy"}
+var testRooms = []string{"pkg/bus/proxy", "pkg/powercut"}
 
 // daemonHalf are the rooms that only the listed files of cli may name: the
 // commands that are the daemon or look after what it keeps.
 var (
-	daemonHalf = []string{"pkg/broker", "pkg/bus", "pkg/dlq", "pkg/gateway", "pkg/inject", "pkg/localapi", "pkg/mailbox", "pkg/pane",
+	daemonHalf = []string{"pkg/broker", "pkg/broker/login", "pkg/bus", "pkg/dlq", "pkg/embedded", "pkg/gateway", "pkg/inject", "pkg/localapi", "pkg/mailbox", "pkg/pane",
 		"pkg/pane/pty", "pkg/pane/tmux", "pkg/pane/herdr", "pkg/roster", "pkg/turn", "pkg/worktree"}
 	daemonFiles = []string{"gateway.go", "hold.go", "broker.go", "dlq.go", "doctor.go", "demo.go"}
 )
@@ -61,7 +62,8 @@ var homes = []struct {
 	module           string
 	rooms, testHomes []string
 }{
-	{"github.com/rabbitmq/amqp091-go", []string{"pkg/bus", "pkg/bus/proxy"}, []string{"pkg/broker", "testscript"}},
+	{"github.com/rabbitmq/amqp091-go", []string{"pkg/bus", "pkg/bus/proxy"}, []string{"pkg/broker", "pkg/embedded", "testscript"}},
+	{"github.com/prometheus/client_golang", []string{"pkg/broker", "pkg/embedded"}, nil},
 	{"github.com/spf13/cobra", []string{"pkg/cli"}, nil},
 	{"github.com/spf13/pflag", []string{"pkg/cli"}, nil},
 	{"github.com/olekukonko/tablewriter", []string{"pkg/output"}, nil},
@@ -83,7 +85,7 @@ var words = []struct {
 }{
 	{"os", []string{"Exit"}, []string{"cmd/fleet/main.go"}},
 	{"log", []string{"Fatal", "Fatalf", "Fatalln", "Panic", "Panicf", "Panicln"}, nil},
-	{"os", []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv", "Setenv", "Unsetenv"}, []string{"pkg/config", "pkg/cli"}},
+	{"os", []string{"Getenv", "LookupEnv", "Environ", "ExpandEnv", "Setenv", "Unsetenv"}, []string{"pkg/config", "pkg/cli", "pkg/powercut"}},
 	{"syscall", []string{"Exit", "Getenv", "Environ"}, nil},
 	{"os", []string{"Stdin", "Stdout", "Stderr"}, []string{"pkg/cli", "pkg/mcp", "cmd/fleet/main.go"}},
 	{"fmt", []string{"Print", "Printf", "Println", "Scan", "Scanf", "Scanln"}, nil},
@@ -382,6 +384,8 @@ func TestHouseBites(t *testing.T) {
 		{"layers", "pkg/bus/a.go", `package bus; import _ "fleet/pkg/mailbox"`, "beside it"},
 		{"layers", "pkg/pane/pty/a.go", `package pty; import _ "fleet/pkg/pane"`, ""},
 		{"layers", "pkg/pane/a.go", `package pane; import _ "fleet/pkg/pane/pty"`, "above it"},
+		{"layers", "pkg/broker/a.go", `package broker; import _ "fleet/pkg/broker/wire"`, ""},
+		{"layers", "pkg/broker/wire/a.go", `package wire; import _ "fleet/pkg/broker/store"`, "beside it"},
 		{"layers", "pkg/bus/a_test.go", `package bus_test; import ("fleet/pkg/bus"; _ "fleet/pkg/fault")`, ""},
 		{"layers", "pkg/news/a.go", `package news`, "is in no layer"},
 		{"layers", "pkg/cli/a.go", `package cli; import _ "fleet/pkg/news"`, "which is in no layer"},
@@ -396,6 +400,8 @@ func TestHouseBites(t *testing.T) {
 		{"homes", "pkg/bus/a.go", `package bus; import _ "github.com/rabbitmq/amqp091-go"`, ""},
 		{"homes", "pkg/broker/a.go", `package broker; import _ "github.com/rabbitmq/amqp091-go"`, "belongs to pkg/bus"},
 		{"homes", "pkg/broker/a_test.go", `package broker; import _ "github.com/rabbitmq/amqp091-go"`, ""},
+		{"homes", "pkg/gateway/a.go", `package gateway; import _ "github.com/prometheus/client_golang/prometheus"`, "belongs to pkg/broker"},
+		{"homes", "pkg/broker/a.go", `package broker; import _ "github.com/prometheus/client_golang/prometheus"`, ""},
 		{"homes", "pkg/gateway/a_test.go", `package gateway; import _ "github.com/rabbitmq/amqp091-go"`, "belongs to pkg/bus"},
 		{"homes", "pkg/output/a.go", `package output; import _ "github.com/spf13/cobra/doc"`, "belongs to pkg/cli"},
 		{"homes", "pkg/cli/a.go", `package cli; import _ "github.com/olekukonko/tablewriter/tw"`, "belongs to pkg/output"},

@@ -232,8 +232,7 @@ func (a *agent) fetch(body string) string {
 func (a *agent) command(verb, id, from, input string, argv ...string) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	// What setup says of races; a gateway does not hand its own environment on.
-	race := filepath.Join(filepath.Dir(os.Getenv("FLEET_DIR")), "race")
-	cmd.Env = append(os.Environ(), "ID="+id, "FROM="+from, "GORACE=atexit_sleep_ms=10 log_path="+race)
+	cmd.Env = append(os.Environ(), "ID="+id, "FROM="+from, raceReports(filepath.Dir(os.Getenv("FLEET_DIR"))))
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
 	a.note("%s %s status=%d %q", verb, id, exitStatus(err), out)

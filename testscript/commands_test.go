@@ -17,13 +17,15 @@ var commands = map[string]func(*testscript.TestScript, bool, []string){
 	"amqp-proxy":  cmdProxy,
 	"await":       cmdAwait,
 	"awaitcmd":    cmdAwaitcmd,
+	"certificate": cmdCertificate,
 	"dlq-read":    cmdDLQRead,
+	"gone":        cmdGone,
 	"host":        cmdHost,
 	"jsonget":     cmdJSONGet,
 	"killgw":      cmdKillgw,
+	"node":        cmdNode,
 	"profile":     cmdProfile,
 	"queue-read":  cmdQueueRead,
-	"rabbit":      cmdRabbit,
 	"raw-publish": cmdRawPublish,
 	"readvar":     cmdReadvar,
 	"sigproc":     cmdSigproc,
@@ -153,6 +155,8 @@ func cmdHost(ts *testscript.TestScript, neg bool, args []string) {
 			file := filepath.Join(worldOf(ts).dir, name+".url")
 			ts.Check(os.WriteFile(file, []byte(url+"\n"), 0o600))
 			init = append(init, "--broker-file", file)
+		} else {
+			init = append(init, "--broker", "none")
 		}
 		in(ts, name, init...)
 		in(ts, name, "fleet", "key", "show")

@@ -20,8 +20,16 @@ import (
 // due are the requirements that have to be proved by now.
 var due = []string{
 	"R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R12", "R13", "R14", "R15", "R16", "R17", "R18", "R19", "R20",
-	"R21", "R22", "R23", "R24", "R25", "R27", "R29", "R35", "R36", "R46", "R50", "R55", "R56", "R57", "R58",
+	"R21", "R22", "R23", "R24", "R25", "R27", "R29", "R35", "R36", "R46", "R50", "R53", "R54", "R55", "R56", "R57", "R58", "R61",
 }
+
+// dueIn are requirements that need a test of their own in a folder, since other
+// folders have one that proves another part.
+var dueIn = map[string]string{"R61": "pkg/broker/wire"}
+
+// cutShort are the scripts ("embedded NAME", "lavinmq NAME") that end before their
+// last line on the embedded broker or under LavinMQ's answers, with the reason.
+var cutShort = map[string]string{}
 
 // number is a requirement, a case or a target of the specification in a name:
 // R10a, C05, P4. A letter before it makes it part of a word.
@@ -109,6 +117,74 @@ func TestScriptsSayWhatTheyProve(t *testing.T) {
 	}
 }
 
+// endsEarly finds the first line that ends a script early on this broker: a skip or
+// stop of which each condition either holds there or is about something else.
+// Where all are about something else (an installed program, -short), it's none.
+func endsEarly(text string, b broker) string {
+	body, _, _ := strings.Cut(text, "\n-- ")
+	for line := range strings.Lines(body) {
+		rest, all, ours := strings.TrimSpace(line), true, false
+		conditional := strings.HasPrefix(rest, "[")
+		for strings.HasPrefix(rest, "[") {
+			cond, after, _ := strings.Cut(rest[1:], "]")
+			rest = strings.TrimSpace(after)
+			name, negated := strings.CutPrefix(strings.TrimSpace(cond), "!")
+			if holds, err := b.condition(name); err == nil {
+				ours, all = true, all && holds != negated
+			}
+		}
+		verb, _, _ := strings.Cut(rest, " ")
+		if (verb == "skip" || verb == "stop") && all && (ours || !conditional) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
+// TestScriptsRunToTheirEnd wants every script to run on the embedded broker and
+// under LavinMQ's answers, but for those that say why not.
+func TestScriptsRunToTheirEnd(t *testing.T) {
+	found := map[string]bool{}
+	for _, b := range []broker{embedded, lavinmq} {
+		for name, text := range scripts(t) {
+			name = b.name + " " + strings.TrimSuffix(name, ".txtar")
+			line := endsEarly(text, b)
+			if line != "" && cutShort[name] == "" {
+				t.Errorf("%s: it ends at %q, and cutShort has no reason for that", name, line)
+			}
+			found[name] = line != ""
+		}
+	}
+	for name := range cutShort {
+		if !found[name] {
+			t.Errorf("cutShort names %s, which runs to its end", name)
+		}
+	}
+}
+
+func TestEndsEarlyBites(t *testing.T) {
+	for _, c := range []struct {
+		line              string
+		embedded, lavinmq bool
+	}{
+		{"skip 'not today'", true, true},
+		{"stop", true, true},
+		{"[broker:embedded] skip", true, false},
+		{"[!broker:rabbitmq] skip", true, true},
+		{"[broker:rabbitmq] [short] stop", false, false},
+		{"[broker:lavinmq] [short] stop", false, true},
+		{"[!exec:tmux] skip", false, false},
+		{"[!node] skip", false, false},
+		{"# skip", false, false},
+		{"exec true\n-- file --\nskip", false, false},
+	} {
+		text := "# R1\n" + c.line + "\n"
+		if a, b := endsEarly(text, embedded) != "", endsEarly(text, lavinmq) != ""; a != c.embedded || b != c.lavinmq {
+			t.Errorf("%q: embedded %t, lavinmq %t, want %t, %t", c.line, a, b, c.embedded, c.lavinmq)
+		}
+	}
+}
+
 // TestDueRequirements wants a test for every requirement that is due.
 func TestDueRequirements(t *testing.T) {
 	named := map[string]bool{}
@@ -127,6 +203,7 @@ func TestDueRequirements(t *testing.T) {
 		}
 		for _, n := range testNumbers(f) {
 			named[n] = true
+			named[n+" "+filepath.ToSlash(filepath.Dir(name))] = true
 		}
 		return nil
 	})
@@ -137,6 +214,9 @@ func TestDueRequirements(t *testing.T) {
 		t.Run(n, func(t *testing.T) {
 			if !named[n] {
 				t.Errorf("no test and no script names %s", n)
+			}
+			if dir := dueIn[n]; dir != "" && !named[n+" ../"+dir] {
+				t.Errorf("no test in %s names %s", dir, n)
 			}
 		})
 	}

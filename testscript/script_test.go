@@ -10,7 +10,7 @@
 // Beside testscript's own commands a script has these, which stand in for what
 // is not the product. VAR is the name of a variable that they set.
 //
-//	host NAME...                  fleet init in $D/NAME with broker $BROKER; several are made each other's peers
+//	host NAME...                  fleet init in $D/NAME with broker $BROKER, else none; several are made each other's peers
 //	use NAME                      FLEET_DIR=$D/NAME from here on
 //	profile HOST NAME COMMAND...  a profile in HOST's fleet.yaml, evidence none
 //	status N COMMAND...           run; the exit status must be N; stdout and stderr stay for later lines
@@ -21,21 +21,32 @@
 //	readvar VAR FILE              the file's text without the last line end
 //	killgw HOST SIGNAL            signal the gateway in $D/HOST; for TERM, INT and KILL wait for its end
 //	sigproc SIGNAL PID|FILE       signal a process; likewise
-//	vhost VAR...                  the URL of a virtual host that nobody used before
-//	rabbit VERB NAME [VAR]        a node of the script's own: start (sets VAR), stop, kill, pause, resume, wipe
+//	gone GLOB                     until no process of the script runs and no file matches
+//	vhost VAR...                  the URL of a broker, or of a virtual host of one, that nobody used before
+//	node VERB NAME [VAR]          a broker of the script's own: start (VAR is its URL), stop, kill, pause, resume,
+//	                              wipe (kill, and lose all messages and queues)
+//	certificate DIR NAME...       a TLS certificate for hosts of these names: broker.pem, broker.key and ca.pem
 //	amqp-proxy VERB NAME ...      a proxy between gateway and broker; see proxy_test.go
 //	raw-publish, queue-read, dlq-read, amqp ...   see amqp_test.go
 //	agent ...                     a program for a profile; see agent_test.go
 //
-// Waits are bounded by 30 s, or by -for DURATION as first argument. Conditions:
-// [broker] a broker is there, [broker:NAME] it is this one, [quorum] the queues
-// are quorum queues, [rabbit] own nodes can be started.
+// Waits are bounded by 30 s, or by -for DURATION as first argument.
+//
+// All scripts run against the embedded broker, of which each has a process of its
+// own. Those that ask for a broker run again with one that gives LavinMQ's answers
+// (lavin_test.go), and against each of FLEET_TEST_BROKERS (name=url,...), each of
+// which is a subtest with its name: embedded, lavinmq, rabbitmq. With
+// FLEET_TEST_QUEUE_TYPE=quorum only FLEET_TEST_BROKERS count. Conditions:
+// [broker:NAME] the broker is this one, [quorum] the queues are quorum queues,
+// [node] a script can have a node of it to itself.
 package testscript_test
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +63,7 @@ func TestMain(m *testing.M) {
 		"agent":  func() { os.Exit(agentMain()) },
 		"expect": func() { os.Exit(expectMain()) },
 		"prompt": func() { os.Exit(promptMain()) },
+		"lavin":  func() { os.Exit(lavinMain()) },
 	})
 }
 
@@ -59,20 +71,22 @@ func TestMain(m *testing.M) {
 const scriptBound = 5 * time.Minute
 
 func TestScripts(t *testing.T) {
-	brokers, err := parseBrokers(os.Getenv("FLEET_TEST_BROKERS"))
+	brokers, err := rounds(os.Getenv("FLEET_TEST_BROKERS"), quorum())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(brokers) == 0 {
-		if os.Getenv("FLEET_TEST_REQUIRE_BROKER") != "" {
-			t.Fatal("FLEET_TEST_REQUIRE_BROKER is set, but FLEET_TEST_BROKERS names no broker; .ci/test starts one")
-		}
-		brokers = []broker{{name: "none"}}
+		t.Fatal("FLEET_TEST_QUEUE_TYPE is quorum, but FLEET_TEST_BROKERS names no broker that has such queues")
 	}
+	all, asking := scriptFiles(t)
 	for _, b := range brokers {
 		t.Run(b.name, func(t *testing.T) {
+			files := asking
+			if b.name == embedded.name {
+				files = all
+			}
 			testscript.Run(t, testscript.Params{
-				Dir:                ".",
+				Files:              files,
 				Setup:              func(env *testscript.Env) error { return setup(env, b) },
 				Condition:          b.condition,
 				Cmds:               commands,
@@ -82,12 +96,30 @@ func TestScripts(t *testing.T) {
 	}
 }
 
+// asksForBroker finds the line of a script that gets it a broker.
+var asksForBroker = regexp.MustCompile(`(?m)^(\[[^]]*\] *)*(vhost|node start) `)
+
+// scriptFiles lists the scripts of this folder, and of them those that ask for a
+// broker: to the others it makes no difference which there is.
+func scriptFiles(t *testing.T) (all, asking []string) {
+	for name, text := range scripts(t) {
+		all = append(all, name)
+		if asksForBroker.MatchString(text) {
+			asking = append(asking, name)
+		}
+	}
+	slices.Sort(all)
+	slices.Sort(asking)
+	return all, asking
+}
+
 // world is what one script owns.
 type world struct {
+	t       testing.TB
 	dir     string // $D
 	broker  broker
-	nodes   map[string]string // directories of own RabbitMQ nodes
-	held    map[string]raw    // exclusive consumers, by URL and queue
+	nodes   map[string]node // own brokers
+	held    map[string]raw  // exclusive consumers, by URL and queue
 	proxies map[string]*proxy.Proxy
 	atEnd   []func() // in reverse order
 }
@@ -102,7 +134,8 @@ func setup(env *testscript.Env, b broker) error {
 	if err != nil {
 		return fmt.Errorf("make the script's folder: %w", err)
 	}
-	w := &world{dir: dir, broker: b, nodes: map[string]string{}, held: map[string]raw{},
+	t := env.T().(testing.TB)
+	w := &world{t: t, dir: dir, broker: b, nodes: map[string]node{}, held: map[string]raw{},
 		proxies: map[string]*proxy.Proxy{}}
 	env.Values[worldKey{}] = w
 	env.Setenv("D", dir)
@@ -113,15 +146,12 @@ func setup(env *testscript.Env, b broker) error {
 		return fmt.Errorf("make the script's home: %w", err)
 	}
 	env.Setenv("HOME", home)
-	// Race reports of all processes go into files, because nobody reads a dead
-	// gateway's stderr. The pause before each exit of a race-enabled binary would
-	// be the scripts' main cost.
-	env.Setenv("GORACE", "atexit_sleep_ms=10 log_path="+filepath.Join(dir, "race"))
+	gorace, value, _ := strings.Cut(raceReports(dir), "=")
+	env.Setenv(gorace, value)
 	if q := os.Getenv("FLEET_TEST_QUEUE_TYPE"); q != "" {
 		env.Setenv("FLEET_BROKER_QUEUE_TYPE", q)
 	}
 
-	t := env.T().(testing.TB)
 	overdue := time.AfterFunc(scriptBound, func() {
 		t.Errorf("the script did not end within %s; its processes were killed", scriptBound)
 		killAllOf(dir)
@@ -147,6 +177,14 @@ func setup(env *testscript.Env, b broker) error {
 		}
 	})
 	return nil
+}
+
+// raceReports is what a process of a script needs in its environment. Race reports
+// of all go into files of the script's folder, because nobody reads a dead
+// gateway's stderr. The pause before each exit of a race-enabled binary would be
+// the scripts' main cost.
+func raceReports(dir string) string {
+	return "GORACE=atexit_sleep_ms=10 log_path=" + filepath.Join(dir, "race")
 }
 
 // showLogs prints the end of each log that the script's gateways wrote.

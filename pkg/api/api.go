@@ -254,6 +254,7 @@ type Link struct {
 	Product    string    `json:"product,omitempty"`
 	Version    string    `json:"version,omitempty"`
 	Reconnects int64     `json:"reconnects_count"`
+	Embedded   bool      `json:"embedded,omitempty"` // the gateway runs the broker itself
 }
 
 // Failure is the body of an answer that is an error, and the last line of a

@@ -51,7 +51,7 @@ func (c *core) handle(b batch) {
 		case connected:
 			c.conns[cn] = struct{}{}
 			if c.stopped.Load() {
-				c.closeConn(cn, forbid(320, "broker forced connection closure with reason 'shutdown'"), 0, 0)
+				c.closeConn(cn, c.shutdown(), 0, 0)
 			}
 		case gone:
 			c.releaseConn(cn)

@@ -129,6 +129,11 @@ func (ch *channel) consume(m *wire.BasicConsume) *violation {
 			return forbid(530, "attempt to reuse consumer tag '%s'", tag)
 		}
 	}
+	if p, there := m.Arguments["x-priority"]; there { // ignored, but not if it is nonsense
+		if _, ok := wholeNumber(p); !ok {
+			return refuse(406, "invalid arg 'x-priority' for queue '%s' in vhost '/': %s", q.name, noInteger(p))
+		}
+	}
 	if v := c.mayConsume(q, m.Exclusive); v != nil {
 		return v
 	}

@@ -140,10 +140,18 @@ func (c *core) run() error {
 			return fault.New(fault.Failed, "the broker's disk failed: %v", err).
 				WithHint("what was confirmed is on the disk; make room or mend the disk, then start again")
 		case <-c.stopping:
-			c.farewell(forbid(320, "broker forced connection closure with reason 'shutdown'"))
+			c.farewell(c.shutdown())
 			return nil
 		}
 	}
+}
+
+// shutdown is the good-bye of a broker that was told to end.
+func (c *core) shutdown() *violation {
+	if c.server.opts.Answers == LavinMQ {
+		return forbid(320, "Broker shutdown")
+	}
+	return forbid(320, "broker forced connection closure with reason 'shutdown'")
 }
 
 // more takes what else has come, up to a bound, so that one step's work at the

@@ -58,6 +58,8 @@ func (ch *channel) declareQueue(m *wire.QueueDeclare) *violation {
 		c.mark(q)
 	case strings.HasPrefix(name, "amq."):
 		return refuse(403, "queue name '%s' contains reserved prefix 'amq.*'", name)
+	case c.alarms.disk && c.server.opts.Answers == LavinMQ:
+		return refuse(406, "Server low on disk space")
 	case len(c.queues) >= c.server.opts.Limits.Queues:
 		return refuse(406, "cannot declare queue '%s': queue limit in vhost '/' (%d) is reached", name, c.server.opts.Limits.Queues)
 	default:

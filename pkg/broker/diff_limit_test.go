@@ -217,9 +217,9 @@ var limitRows = []scenario{
 		q := ch.queue("q", args{"x-dead-letter-exchange": s.space + "dlx"})
 		timer := ch.queue("timer", args{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": over})
 		ch.publish(post{key: q, body: "m1", expiration: "60000"})
-		ch.publish(post{key: q, body: "m2", expiration: "150"})
+		ch.publish(post{key: q, body: "m2", expiration: "1000"})
 		held := ch.get(q)
-		ch.publish(post{key: timer, body: "over", expiration: "300"})
+		ch.publish(post{key: timer, body: "over", expiration: "1200"})
 		ch.await(over, 1)
 		ch.counts(q)
 		ch.counts(dlq)
@@ -286,16 +286,16 @@ var limitRows = []scenario{
 		ch := s.confirming()
 		dlq := ch.deadLetters()
 		started := time.Now()
-		q := ch.queue("q", args{"x-expires": int64(200), "x-dead-letter-exchange": s.space + "dlx"})
+		q := ch.queue("q", args{"x-expires": int64(500), "x-dead-letter-exchange": s.space + "dlx"})
 		ch.publish(post{key: q, body: "m1"})
 		s.say("gone: %v", ch.gone(q))
-		s.say("not before its time: %v", time.Since(started) > 195*time.Millisecond)
+		s.say("not before its time: %v", time.Since(started) > 495*time.Millisecond)
 		ch.counts(dlq)
 	}},
 	{row: "B06/what_renews_x_expires", play: func(s *scene) {
 		var questions []question
 		for _, r := range renewals {
-			questions = append(questions, question{"after 600 ms of " + r.name, func() string { return r.after(s) }})
+			questions = append(questions, question{"after 1.5 s of " + r.name, func() string { return r.after(s) }})
 		}
 		s.all(questions)
 	}},
@@ -322,7 +322,7 @@ type renewal struct {
 var renewals = []renewal{
 	{"a consumer", false, func(ch *channel, q string) { ch.consume("c", q, nil) }},
 	{"declares", true, func(ch *channel, q string) {
-		_, _ = ch.QueueDeclare(q, true, false, false, false, args{"x-expires": int64(400)})
+		_, _ = ch.QueueDeclare(q, true, false, false, false, args{"x-expires": int64(1000)})
 	}},
 	{"passive declares", true, func(ch *channel, q string) { _, _ = ch.QueueDeclarePassive(q, true, false, false, false, nil) }},
 	{"gets", true, func(ch *channel, q string) { _, _, _ = ch.Get(q, true) }},
@@ -334,12 +334,12 @@ var renewals = []renewal{
 	{"nothing", false, func(*channel, string) {}},
 }
 
-// after says whether a queue that expires in 400 ms is there after 600.
+// after says whether a queue that expires in 1 s is there after 1.5 s.
 func (r renewal) after(s *scene) string {
 	ch := s.channel()
-	q := ch.queue(r.name, args{"x-expires": int64(400)})
+	q := ch.queue(r.name, args{"x-expires": int64(1000)})
 	r.do(ch, q)
-	for range 6 {
+	for range 15 {
 		time.Sleep(100 * time.Millisecond) // the queue's time passes
 		if r.often && !ch.IsClosed() {
 			r.do(ch, q)

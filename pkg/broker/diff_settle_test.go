@@ -292,7 +292,7 @@ var settleRows = []scenario{
 		ch.publishAll(q, "m1 m2 m3")
 		ch.get(q)
 		ch.get(q)
-		ch.says("recover", ch.Recover(true))
+		ch.says("recover", ch.recover(true))
 		ch.drain(q)
 	}},
 	{row: "recover/to_a_consumer", play: func(s *scene) {
@@ -302,13 +302,13 @@ var settleRows = []scenario{
 		ch.publishAll(q, "m1 m2")
 		c.next()
 		c.next()
-		ch.says("recover", ch.Recover(true))
+		ch.says("recover", ch.recover(true))
 		c.next()
 		c.next()
 	}},
 	{row: "recover/without_requeue", play: func(s *scene) {
 		ch := s.channel()
-		ch.says("recover", ch.Recover(false))
+		ch.says("recover", ch.recover(false))
 	}},
 	{row: "consume/priority", play: func(s *scene) {
 		ch := s.confirming()
@@ -351,4 +351,10 @@ var settleRows = []scenario{
 func (ch *channel) awaitDrain(queue string, ready int) {
 	ch.await(queue, ready)
 	ch.drain(queue)
+}
+
+// recover asks for what is unacked again.
+func (ch *channel) recover(requeue bool) error {
+	//lint:ignore SA1019 a deprecated method of the protocol is a method of the protocol
+	return ch.Channel.Recover(requeue)
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -189,13 +190,15 @@ func (s *embeddedSite) alarm(on bool) error {
 	} else {
 		_, err = ch.QueueDelete(filler, false, false, false)
 	}
-	for err == nil && s.server.Stats().Blocked != on {
-		_, err = ch.QueueDeclarePassive("amq.none", false, false, false, false, nil)
-		if ch, err = conn.Channel(); err != nil {
-			return err
+	if err != nil {
+		return err
+	}
+	for over := time.Now().Add(patience); s.server.Stats().Blocked != on; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(over) {
+			return fmt.Errorf("publishers are not blocked (%v) within %s", on, patience)
 		}
 	}
-	return err
+	return nil
 }
 
 func (s *embeddedSite) disconnect(reason string) error {

@@ -135,7 +135,7 @@ func TestR53_KillNine(t *testing.T) {
 				}
 			}()
 		}
-		time.Sleep(time.Duration(10+rand.Intn(60)) * time.Millisecond) // the moment is the test's subject
+		time.Sleep(time.Duration(5+rand.Intn(20)) * time.Millisecond) // the moment is the test's subject
 		cmd.Process.Kill()
 		cmd.Wait()
 		wg.Wait()
@@ -160,14 +160,21 @@ func TestR53_KillNine(t *testing.T) {
 func drain(t *testing.T, ch *amqp.Channel, p int, owed map[uint64]bool, seen *uint64) (n, again int) {
 	t.Helper()
 	last, first := uint64(0), true
-	for {
-		m, ok, err := ch.Get(fmt.Sprint("q", p), false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !ok {
-			break
-		}
+	queue := fmt.Sprint("q", p)
+	q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ch.Qos(100, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	msgs, err := ch.Consume(queue, queue, false, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := within(t)
+	for range q.Messages {
+		m := await(t, ctx, msgs)
 		number := binary.BigEndian.Uint64(m.Body)
 		if !first && number <= last {
 			t.Errorf("publisher %d: %d came after %d", p, number, last)
@@ -181,6 +188,9 @@ func drain(t *testing.T, ch *amqp.Channel, p int, owed map[uint64]bool, seen *ui
 		if err := m.Ack(false); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := ch.Cancel(queue, false); err != nil {
+		t.Fatal(err)
 	}
 	if len(owed) > 0 {
 		t.Fatalf("publisher %d: %d confirmed messages are missing", p, len(owed))

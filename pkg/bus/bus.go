@@ -15,6 +15,7 @@ import (
 	"context"
 	"crypto/tls"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -23,9 +24,12 @@ import (
 
 // Config is what a Bus needs to know. Only URL and Layout have no default.
 type Config struct {
-	URL       string      // amqp:// or amqps://, with credentials; never logged
-	TLS       *tls.Config // cloned for each dial; nil: the default
-	Name      string      // the connections' names begin with it
+	URL string      // amqp:// or amqps://, with credentials; never logged
+	TLS *tls.Config // cloned for each dial; nil: the default
+	// Dial opens the connection below AMQP and TLS, and gives up when ctx ends; nil:
+	// to the URL's host by TCP. A fault that it returns becomes the state's reason.
+	Dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	Name      string // the connections' names begin with it
 	Layout    topology.Layout
 	Heartbeat time.Duration // 0: 5 s
 	Window    int           // publishes in flight; 0: 64
@@ -65,6 +69,9 @@ func New(cfg Config) *Bus {
 	orDuration(&cfg.Bounds.BackoffMost, 30*time.Second)
 	if cfg.Window <= 0 {
 		cfg.Window = 64
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = new(net.Dialer).DialContext
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -98,8 +98,7 @@ func (b *Bus) dial(ctx context.Context, role string) (*link, error) {
 		Heartbeat:  b.broker.heartbeat,
 		Properties: properties,
 		Dial: func(network, addr string) (net.Conn, error) {
-			var d net.Dialer
-			inner, err := d.DialContext(ctx, network, addr)
+			inner, err := b.cfg.Dial(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
@@ -187,4 +188,46 @@ func TestR45_TLS(t *testing.T) {
 		b.want(b.send(to("nobody", "1")), Unroutable)
 		b.end()
 	})
+}
+
+// A caller's own way to the broker is taken, and a fault of it is the reason that
+// people read.
+func TestR14_DialByTheCaller(t *testing.T) {
+	asked := make(chan string, 100)
+	why := fault.New(fault.NoBroker, "the broker sleeps").WithHint("wake it")
+	b := New(Config{URL: "amqp://a:b@embedded/", Bounds: Bounds{BackoffMost: time.Millisecond},
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if _, bounded := ctx.Deadline(); !bounded {
+				t.Error("the dial has no bound")
+			}
+			select {
+			case asked <- network + " " + address:
+			default:
+			}
+			return nil, why
+		}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	if got := <-asked; got != "tcp embedded:5672" {
+		t.Errorf("asked for %s", got)
+	}
+	for {
+		changed := b.Changed()
+		if s := b.State(); s.Reason == why.Message {
+			if f := fault.From(s.Err); f.Hint != why.Hint || f.Kind != fault.NoBroker {
+				t.Errorf("the fault is %+v", f)
+			}
+			break
+		}
+		select {
+		case <-changed:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("the state is %+v", b.State())
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }

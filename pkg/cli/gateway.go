@@ -25,8 +25,9 @@ func newGatewayRun(app *App) *cobra.Command {
 		Use:   "run",
 		Short: "Serve this host in the foreground",
 		Long: `Serve this host in the foreground until SIGINT or SIGTERM. Agents outlive it
-and are adopted by the next one. Logs go to stderr, as text on a terminal and
-as JSON lines elsewhere.`,
+and are adopted by the next one. Where broker.url is "embedded" it runs the
+broker too. Logs go to stderr, as text on a terminal and as JSON lines
+elsewhere.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runGateway(cmd.Context(), app, debug) },
 	}
@@ -43,17 +44,21 @@ func runGateway(ctx context.Context, app *App, debug bool) error {
 	if err != nil {
 		return fault.New(fault.Failed, "can't tell where this program is: %v", err)
 	}
-	level := slog.LevelInfo
-	if debug {
-		level = slog.LevelDebug
-	}
-	o := &slog.HandlerOptions{Level: level}
-	var handler slog.Handler = slog.NewJSONHandler(app.Err, o)
-	if output.New(app.Err, app.Err, output.Auto, true).Terminal {
-		handler = slog.NewTextHandler(app.Err, o)
-	}
 	return gateway.Run(ctx, gateway.Options{Config: c, Version: version, Program: program, Environ: os.Environ(),
-		Log: slog.New(handler)}, func() {})
+		Log: app.log(debug)}, func() {})
+}
+
+// log is the log of a command that stays: on stderr, as text on a terminal and as
+// JSON lines elsewhere.
+func (a *App) log(debug bool) *slog.Logger {
+	o := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if debug {
+		o.Level = slog.LevelDebug
+	}
+	if output.New(a.Err, a.Err, output.Auto, true).Terminal {
+		return slog.New(slog.NewTextHandler(a.Err, o))
+	}
+	return slog.New(slog.NewJSONHandler(a.Err, o))
 }
 
 func newGatewayStatus(app *App) *cobra.Command {
@@ -79,7 +84,12 @@ func runGatewayStatus(ctx context.Context, app *App) error {
 
 var statusColumns = []output.Column[api.Status]{
 	{Title: "host", Cell: func(s api.Status) string { return string(s.Host) }},
-	{Title: "broker", Cell: func(s api.Status) string { return s.Broker.State }},
+	{Title: "broker", Cell: func(s api.Status) string {
+		if s.Broker.Embedded {
+			return s.Broker.State + " (embedded)"
+		}
+		return s.Broker.State
+	}},
 	{Title: "agents", Cell: func(s api.Status) string { return plural(s.Agents, "agent") }},
 	{Title: "peers", Cell: func(s api.Status) string { return plural(s.Peers, "peer") }},
 	{Title: "turns", Cell: func(s api.Status) string { return plural(s.OpenTurns, "open turn") }},

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,13 +21,14 @@ func newInit(app *App) *cobra.Command {
 		Use:   "init",
 		Short: "Make this host's directory, configuration and key",
 		Long: `Make this host's directory with fleet.yaml and an Ed25519 key where they are
-missing. What stands is kept. Prints the line that the other hosts need.`,
+missing. What stands is kept. Prints the line that the other hosts need. Without
+a broker the gateway runs one itself: a single host needs nothing else.`,
 		Example: "  fleet init --host alpha --broker-file url.txt   # amqps://alpha:PASSWORD@broker.example/fleet",
 		Args:    args(cobra.NoArgs),
 		RunE:    func(*cobra.Command, []string) error { return runInit(app, o) },
 	}
 	cmd.Flags().StringVar(&o.host, "host", "", "the host's `NAME`, one DNS label (default: this machine's)")
-	cmd.Flags().StringVar(&o.broker, "broker", "", "the broker's `URL`; without one only agents of this host can be reached")
+	cmd.Flags().StringVar(&o.broker, "broker", "", "the broker's `URL`, or embedded: in the gateway itself, or none: this host only (default embedded)")
 	cmd.Flags().StringVar(&o.brokerFile, "broker-file", "", "read the broker's URL from `FILE` (- is stdin), for one with a password")
 	cmd.MarkFlagsMutuallyExclusive("broker", "broker-file")
 	return cmd
@@ -54,7 +57,7 @@ func (o initOptions) url(app *App) (string, error) {
 				WithHint("fleet init --broker-file FILE reads the URL from a file; - is stdin")
 		}
 	}
-	return o.broker, nil
+	return cmp.Or(o.broker, config.EmbeddedURL), nil
 }
 
 func runInit(app *App, o initOptions) error {
@@ -98,6 +101,9 @@ func runInit(app *App, o initOptions) error {
 	}
 	if len(created) == 0 {
 		p.Say("%s stands already", c.Dir)
+	}
+	if c.Broker.Embedded() && slices.Contains(created, c.File) {
+		p.Say("the gateway runs the broker itself; for a RabbitMQ or LavinMQ cluster set broker.url in %s", c.File)
 	}
 	p.Say("on each other host:")
 	return p.Text("fleet peer add " + string(c.Host) + " " + signer.Public().String())

@@ -29,8 +29,8 @@ one gateway; the gateways meet at an AMQP broker.`,
 		return fault.New(fault.Usage, "%s: %s", cmd.CommandPath(), err).WithHint("`%s --help` lists the flags", cmd.CommandPath())
 	})
 	root.AddCommand(
-		newInit(app), newKey(app), newPeer(app), newGateway(app), newRegister(app), newSpawn(app), newStop(app),
-		newSend(app), newReply(app), newInbox(app), newRoster(app), newVersion(app), newHold(app),
+		newInit(app), newKey(app), newPeer(app), newGateway(app), newBroker(app), newRegister(app), newSpawn(app), newStop(app),
+		newSend(app), newReply(app), newInbox(app), newRoster(app), newDemo(app), newVersion(app), newHold(app), newDemoPlay(app), newDemoWorker(app),
 	)
 	root.InitDefaultCompletionCmd()
 	return root

@@ -25,6 +25,7 @@ type Config struct {
 	File     string // fleet.yaml in Dir; it may be missing
 	Host     identity.Host
 	Broker   Broker
+	Embedded Embedded
 	Peers    map[identity.Host]Peer // never holds Host itself
 	Profiles map[string]Profile
 	Mailbox  MailboxLimits
@@ -38,12 +39,30 @@ type Config struct {
 
 // Broker says how the host's gateway reaches the AMQP broker.
 type Broker struct {
-	URL            Secret // empty: no broker, this host only
+	URL            Secret // empty: no broker, this host only; see Embedded
 	QueueType      topology.QueueType
 	Limits         topology.Limits // caps of the durable queues; no field is zero
 	Heartbeat      time.Duration
 	AllowPlaintext bool   // amqp:// to a host that is not loopback
 	CAFile         string // PEM, absolute; empty: the system's authorities
+}
+
+// Embedded says whether the gateway is to run a broker of its own.
+func (b Broker) Embedded() bool { return b.URL.text == EmbeddedURL }
+
+// Embedded sets the broker that fleet brings along, which `fleet broker run` or a
+// gateway whose broker.url is EmbeddedURL runs. No limit is zero.
+type Embedded struct {
+	Listen []string // HOST:PORT of each TCP listener, port 0 for a free one; empty: the unix socket alone
+	// Certificate and Key are PEM files for TLS on every TCP listener, absolute;
+	// both empty: no TLS.
+	Certificate, Key string
+	Connections      int
+	Queues           int
+	Bytes            int64  // stored; above it publishers are blocked
+	MessageBytes     int64  // largest body
+	DiskFree         int64  // that must stay free on the file system
+	Metrics          string // loopback HOST:PORT for Prometheus; empty: none
 }
 
 // Peer is another host that is trusted by its keys.
@@ -127,9 +146,10 @@ func defaults() Config {
 			// enough for a loaded machine.
 			Heartbeat: 5 * time.Second,
 		},
-		Mailbox: MailboxLimits{Messages: 10_000, Bytes: 256 << 20},
-		Limits:  envelope.DefaultLimits,
-		Roster:  Roster{Heartbeat: 5 * time.Second, Forget: 10 * time.Minute},
+		Embedded: Embedded{Connections: 1000, Queues: 50_000, Bytes: 8 << 30, MessageBytes: 16 << 20, DiskFree: 256 << 20},
+		Mailbox:  MailboxLimits{Messages: 10_000, Bytes: 256 << 20},
+		Limits:   envelope.DefaultLimits,
+		Roster:   Roster{Heartbeat: 5 * time.Second, Forget: 10 * time.Minute},
 		Bounds: Bounds{Receipt: 15 * time.Second, Confirm: 20 * time.Second, Reconnect: 30 * time.Second,
 			Away: time.Minute, Lease: 20 * time.Second},
 	}

@@ -50,6 +50,16 @@ broker:
   queue_type: quorum
   heartbeat: 30s
   ca_file: ca.pem
+embedded:
+  listen: [127.0.0.1:0, 'broker.example:5671']
+  certificate: broker.pem
+  key: /etc/broker.key
+  connections: 8
+  queues: 9
+  bytes: 10MiB
+  message_bytes: 11MiB
+  disk_free: 12MiB
+  metrics: '[::1]:9419'
 queues:
   inbox_messages: 50
   inbox_bytes: 64KiB
@@ -113,6 +123,10 @@ func TestLoadFull(t *testing.T) {
 			QueueType: topology.Quorum, Heartbeat: 30 * time.Second, CAFile: filepath.Join(dir, "ca.pem"),
 			Limits: topology.Limits{InboxMessages: 50, InboxBytes: 64 << 10, InboxTTL: 2 * time.Second, WorkerExpires: 4 * time.Second,
 				PullerExpires: 5 * time.Second, DLQMessages: 60, DLQBytes: 1 << 20},
+		},
+		Embedded: Embedded{
+			Listen: []string{"127.0.0.1:0", "broker.example:5671"}, Certificate: filepath.Join(dir, "broker.pem"), Key: "/etc/broker.key",
+			Connections: 8, Queues: 9, Bytes: 10 << 20, MessageBytes: 11 << 20, DiskFree: 12 << 20, Metrics: "[::1]:9419",
 		},
 		Peers: map[identity.Host]Peer{
 			"beta":  {Keys: []identity.PublicKey{testKey(t, 1), testKey(t, 2)}},
@@ -428,8 +442,9 @@ func TestSettingsSayWhereFrom(t *testing.T) {
 		{Key: "broker.heartbeat", Value: "7s", Source: "FLEET_BROKER_HEARTBEAT"},
 		{Key: "broker.allow_plaintext", Value: "false", Source: SourceDefault},
 		{Key: "peers.beta.keys", Value: testKey(t, 5).String(), Source: "FLEET_PEERS_BETA_KEYS"},
-		{Key: "profiles.echo.command", Value: `sh "-c" "while read l; do echo $l; done"`, Source: file + ":22"},
-		{Key: "profiles.echo.env", Value: "PORT TOKEN", Source: file + ":24"},
+		{Key: "embedded.listen", Value: "127.0.0.1:0 broker.example:5671", Source: file + ":9"},
+		{Key: "profiles.echo.command", Value: `sh "-c" "while read l; do echo $l; done"`, Source: file + ":32"},
+		{Key: "profiles.echo.env", Value: "PORT TOKEN", Source: file + ":34"},
 	} {
 		s := got[want.Key]
 		s.Doc = ""

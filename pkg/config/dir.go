@@ -64,6 +64,10 @@ func (p Paths) Panes() string { return filepath.Join(p.dir, "panes") }
 // Spool is the directory of texts too long to type.
 func (p Paths) Spool() string { return filepath.Join(p.dir, "spool") }
 
+// Broker is the directory of the embedded broker. The user's other programs find
+// its URL there, too.
+func (p Paths) Broker() string { return filepath.Join(p.dir, "broker") }
+
 // checkDir sees to it that dir is there, is nobody else's business (R46), and
 // leaves room for the socket's name.
 func checkDir(dir string) error {

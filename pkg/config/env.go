@@ -20,7 +20,7 @@ func foreign(name string) bool {
 // draft. A variable's name is the key's path in capitals with _ for each dot
 // and hyphen: FLEET_BROKER_URL, FLEET_PEERS_BETA_KEYS. A single value is taken
 // as it stands; a list or section is written as YAML, [A, B] or {A: b}, and a
-// list of one element may be that element alone. A variable that looks like a
+// list of one element may be that element alone, an empty list nothing. A variable that looks like a
 // misspelt key is a fault; others that start with FLEET_ belong to somebody
 // else.
 func (r *reader) environment(environ []string) {
@@ -67,6 +67,9 @@ func valueOf(k *Key, text string) value {
 		if root, err := parse([]byte(text)); err == nil && root != nil {
 			return value{root}
 		}
+	}
+	if list && text == "" {
+		return value{&yaml.Node{Kind: yaml.SequenceNode}}
 	}
 	if list {
 		return value{&yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{single}}}

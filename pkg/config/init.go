@@ -32,7 +32,7 @@ func Init(dir string, host identity.Host, brokerURL string) (created []string, e
 	if err := r.fault(); err != nil {
 		return nil, err
 	}
-	if created, err = makeDir(dir); err != nil {
+	if created, err = MakeDir(dir); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, fileName)
@@ -52,10 +52,11 @@ func Init(dir string, host identity.Host, brokerURL string) (created []string, e
 	return created, nil
 }
 
-// makeDir makes dir, private to its owner. An empty one that stands is made
-// private; one with files in it is left alone, because a wrong --dir must not
-// lock others out of theirs.
-func makeDir(dir string) (created []string, err error) {
+// MakeDir makes a host's directory, private to its owner, and returns the paths
+// that are new. An empty one that stands is made private; one with files in it is
+// left alone, because a wrong --dir must not lock others out of theirs. It fails
+// with fault.Config, also where others may enter the directory.
+func MakeDir(dir string) (created []string, err error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault.New(fault.Config, "can't make %s: %s", dir, reason(err))
@@ -73,8 +74,12 @@ func makeDir(dir string) (created []string, err error) {
 // template is the first fleet.yaml of a host. Its commented keys show their
 // defaults; a test takes the comments off and loads it.
 func template(host identity.Host, brokerURL string) string {
-	url := "  # url: amqps://USER:PASSWORD@HOST/VHOST   # without one: this host only"
-	if brokerURL != "" {
+	url := "  url: none                # this host only; or embedded, or amqps://USER:PASSWORD@HOST/VHOST"
+	switch brokerURL {
+	case "", NoURL:
+	case EmbeddedURL:
+		url = "  url: embedded            # in the gateway itself; or amqps://USER:PASSWORD@HOST/VHOST, or none"
+	default:
 		url = "  url: " + quoted(brokerURL)
 	}
 	return strings.NewReplacer("@HOST@", string(host), "@URL@", url).Replace(`# The configuration of this host. Every key can also be set by a variable:
@@ -88,6 +93,19 @@ broker:
   # heartbeat: 5s
   # allow_plaintext: false   # true: amqp:// to another machine, readable on the way
   # ca_file: broker-ca.pem   # relative paths start in this file's directory
+
+# The embedded broker. Programs of this user reach it by broker/broker.sock in
+# this directory, others only where it listens.
+# embedded:
+#   listen: []               # [127.0.0.1:5672]; other machines: [HOST:5671] and TLS
+#   certificate: broker.pem
+#   key: broker.key
+#   connections: 1000
+#   queues: 50000
+#   bytes: 8GiB
+#   message_bytes: 16MiB
+#   disk_free: 256MiB
+#   metrics: 127.0.0.1:9419  # for Prometheus; without a line: none
 
 # The hosts this one trusts. Make the lines with: fleet peer add HOST KEY
 peers:

@@ -59,6 +59,13 @@ func TestInitWithoutBrokerOrHost(t *testing.T) {
 	if c, err := load(dir, nil); err != nil || !c.Broker.URL.Empty() || c.Host != DefaultHost() {
 		t.Errorf("%v: %+v", err, c)
 	}
+	dir = filepath.Join(t.TempDir(), "f")
+	if _, err := Init(dir, "alpha", EmbeddedURL); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := load(dir, nil); err != nil || !c.Broker.Embedded() {
+		t.Errorf("%v: %+v", err, c)
+	}
 }
 
 // What would not load is not written.
@@ -105,8 +112,8 @@ func TestInitTakesOverOnlyAnEmptyDir(t *testing.T) {
 // With the comments taken off, the first file loads, and every value that it
 // shows as a default is the default.
 func TestTemplateShowsTheDefaults(t *testing.T) {
-	text := regexp.MustCompile(`(?m)^( *)# ( *[a-z_]+:)`).ReplaceAllString(template("alpha", ""), "$1$2")
-	text = strings.NewReplacer("ed25519:KEY", testKey(t, 1).String(), "amqps://USER:PASSWORD@HOST/VHOST", "amqps://h/v").Replace(text)
+	text := regexp.MustCompile(`(?m)^( *)# ( *[a-z_]+:)`).ReplaceAllString(template("alpha", EmbeddedURL), "$1$2")
+	text = strings.NewReplacer("ed25519:KEY", testKey(t, 1).String()).Replace(text)
 	c, err := load(home(t, text), nil)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -119,13 +126,14 @@ func TestTemplateShowsTheDefaults(t *testing.T) {
 		shown++
 		for _, k := range Keys() {
 			switch {
-			case k.Path != s.Key, k.Path == "host", k.Path == "broker.url", k.Path == "broker.ca_file":
+			case k.Path != s.Key, k.Path == "host", k.Path == "broker.url", k.Path == "broker.ca_file", k.Path == "embedded.certificate", k.Path == "embedded.key",
+				k.Path == "embedded.metrics": // an example, where there is no default
 			case k.Default != s.Value:
 				t.Errorf("%s is shown as %s, the default is %s", s.Key, s.Value, k.Default)
 			}
 		}
 	}
-	if shown < 20 {
+	if shown < 30 {
 		t.Errorf("only %d keys are shown:\n%s", shown, text)
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -90,7 +91,7 @@ var keys = withDefaults([]Key{
 	key("host", hostForm, "this host's name in the fleet, one DNS label",
 		func(d *draft, _ string) *identity.Host { return &d.Host }),
 
-	key("broker.url", urlForm, "where the AMQP broker is, amqps:// or amqp://; empty: none, this host only",
+	key("broker.url", urlForm, "where the AMQP broker is, amqps:// or amqp://; embedded: in the gateway itself; none: this host only",
 		func(d *draft, _ string) *Secret { return &d.Broker.URL }),
 	key("broker.queue_type", oneOf("quorum is for clustered RabbitMQ", topology.Classic, topology.Quorum), "type of the durable queues",
 		func(d *draft, _ string) *topology.QueueType { return &d.Broker.QueueType }),
@@ -101,6 +102,25 @@ var keys = withDefaults([]Key{
 		func(d *draft, _ string) *bool { return &d.Broker.AllowPlaintext }),
 	key("broker.ca_file", fileForm, "PEM file with the authority that the broker's certificate is checked against",
 		func(d *draft, _ string) *string { return &d.Broker.CAFile }),
+
+	key("embedded.listen", listenForm, "addresses HOST:PORT of the embedded broker, beside its unix socket",
+		func(d *draft, _ string) *[]string { return &d.Embedded.Listen }),
+	key("embedded.certificate", fileForm, "PEM file with its TLS certificate, which a listener that other machines reach needs",
+		func(d *draft, _ string) *string { return &d.Embedded.Certificate }),
+	key("embedded.key", fileForm, "PEM file with the certificate's private key, mode 0600",
+		func(d *draft, _ string) *string { return &d.Embedded.Key }),
+	key("embedded.connections", counts(2, 100_000), "connections that it takes at once",
+		func(d *draft, _ string) *int { return &d.Embedded.Connections }),
+	key("embedded.queues", counts(1, 1_000_000), "queues that it holds",
+		func(d *draft, _ string) *int { return &d.Embedded.Queues }),
+	key("embedded.bytes", sizes[int64](1<<10, 1<<50), "bytes of messages that it stores before it blocks those who publish",
+		func(d *draft, _ string) *int64 { return &d.Embedded.Bytes }),
+	key("embedded.message_bytes", sizes[int64](1<<10, 128<<20), "largest message that it takes",
+		func(d *draft, _ string) *int64 { return &d.Embedded.MessageBytes }),
+	key("embedded.disk_free", sizes[int64](1, 1<<50), "bytes that stay free on its disk; below that it blocks those who publish",
+		func(d *draft, _ string) *int64 { return &d.Embedded.DiskFree }),
+	key("embedded.metrics", metricsForm, "loopback address HOST:PORT of its metrics for Prometheus; empty: none",
+		func(d *draft, _ string) *string { return &d.Embedded.Metrics }),
 
 	key("queues.inbox_messages", counts[int64](1, 1<<40), "messages that an inbox holds on the broker",
 		func(d *draft, _ string) *int64 { return &d.Broker.Limits.InboxMessages }),
@@ -189,7 +209,36 @@ func Keys() []Key { return slices.Clone(keys) }
 
 var hostForm = scalar("host", identity.ParseHost, func(h identity.Host) string { return string(h) })
 
-var urlForm = scalar("url", parseBrokerURL, Secret.String)
+var urlForm = scalar("url", parseBrokerURL, func(s Secret) string {
+	switch s.text {
+	case "":
+		return NoURL
+	case EmbeddedURL:
+		return EmbeddedURL
+	}
+	return s.String()
+})
+
+var listenForm = form[[]string]{
+	name: "list of addresses",
+	parse: func(v value) ([]string, error) {
+		return v.words(func(w string) error { return CheckAddress(w) })
+	},
+	show: func(list []string) string { return strings.Join(list, " ") },
+}
+
+var metricsForm = scalar("address", func(w string) (string, error) {
+	if w == "" {
+		return "", nil
+	}
+	if err := CheckAddress(w); err != nil {
+		return "", err
+	}
+	if host, _, err := net.SplitHostPort(w); err != nil || reachable(host) {
+		return "", &misfit{message: w + " can be reached from other machines, and metrics have no password", hint: "127.0.0.1:PORT"}
+	}
+	return w, nil
+}, asIs)
 
 // boolForm takes true and false only: YAML's yes, on and y are a known trap.
 var boolForm = scalar("true or false", func(w string) (bool, error) {

@@ -104,6 +104,7 @@ func (r *reader) finish() {
 				"an inbox that goes before its messages do loses them silently")
 		}
 	}
+	r.finishEmbedded()
 	r.finishPeers()
 	r.finishProfiles()
 }

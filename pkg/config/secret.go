@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -63,13 +62,25 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // or break how the gateway shares connections.
 var refusedParameters = []string{"heartbeat", "connection_timeout", "channel_max"}
 
+// The words that may stand where a broker's URL does.
+const (
+	EmbeddedURL = "embedded" // the gateway runs a broker itself
+	NoURL       = "none"     // no broker, as an empty text
+)
+
 // parseBrokerURL checks the form of a broker's URL. Its errors never hold any
 // part of the URL, which may hold a password.
 func parseBrokerURL(text string) (Secret, error) {
-	if text == "" {
-		return Secret{}, nil
-	}
 	const shape = "it looks like amqps://USER:PASSWORD@HOST:PORT/VHOST"
+	switch text {
+	case "", NoURL:
+		return Secret{}, nil
+	case EmbeddedURL:
+		return Secret{EmbeddedURL}, nil
+	}
+	if near := nearest(text, []string{EmbeddedURL, NoURL}); near != "" {
+		return Secret{}, &misfit{message: "it is no URL", hint: "did you mean " + near + "?"}
+	}
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
@@ -101,8 +112,7 @@ func (b Broker) plaintext() bool {
 		return false
 	}
 	host := u.Hostname()
-	ip := net.ParseIP(host)
-	return !strings.EqualFold(host, "localhost") && (ip == nil || !ip.IsLoopback())
+	return !strings.EqualFold(host, "localhost") && !loopback(host)
 }
 
 // holdsPassword says whether the URL itself is a secret.

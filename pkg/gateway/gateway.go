@@ -63,7 +63,8 @@ type Gateway struct {
 	audit       *trace.Writer
 	store       *mailbox.Store
 	panes       pane.Backend
-	bus         *bus.Bus // nil without a broker
+	bus         *bus.Bus   // nil without a broker
+	broker      *ownBroker // nil unless the broker is embedded
 	agents      *agents
 	sends       *sends
 	who         *presence
@@ -137,7 +138,7 @@ func (g *Gateway) open() (closeAll func(), err error) {
 
 // serve runs all parts until ctx ends or one fails, and ends them in the order
 // in which they need each other: no new callers, then agents and outbox, then
-// goodbye to the other hosts, then the broker.
+// goodbye to the other hosts, then the bus, and last a broker of the gateway's own.
 func (g *Gateway) serve(ctx context.Context, ready func()) error {
 	listener, err := localapi.Listen(g.cfg.Paths().Socket())
 	if err != nil {
@@ -151,6 +152,12 @@ func (g *Gateway) serve(ctx context.Context, ready func()) error {
 	defer endLink()
 	g.ctx = parts
 
+	endBroker, err := g.startBroker(ctx)
+	if err != nil {
+		listener.Close()
+		return err
+	}
+	defer endBroker()
 	if g.bus, err = g.newBus(); err != nil {
 		listener.Close()
 		return err
@@ -233,19 +240,25 @@ func firstLine(b []byte) string {
 
 // newBus is the link to the configured broker; nil without one.
 func (g *Gateway) newBus() (*bus.Bus, error) {
-	if g.cfg.Broker.URL.Empty() {
+	c := bus.Config{
+		URL: g.cfg.Broker.URL.Reveal(), Layout: g.layout, Heartbeat: g.cfg.Broker.Heartbeat,
+		Name: fmt.Sprintf("fleet %s %d", g.cfg.Host, g.incarnation),
+		Bounds: bus.Bounds{Confirm: g.cfg.Bounds.Confirm, Write: min(g.cfg.Bounds.Confirm, 10*time.Second),
+			BackoffMost: g.cfg.Bounds.Reconnect}, Log: g.log,
+	}
+	switch {
+	case g.cfg.Broker.URL.Empty():
 		return nil, nil
+	case g.broker != nil:
+		c.URL, c.Dial = g.broker.url(), g.broker.dial
+		return bus.New(c), nil
 	}
 	tls, err := g.cfg.Broker.TLS()
 	if err != nil {
 		return nil, err
 	}
-	return bus.New(bus.Config{
-		URL: g.cfg.Broker.URL.Reveal(), TLS: tls, Layout: g.layout, Heartbeat: g.cfg.Broker.Heartbeat,
-		Name: fmt.Sprintf("fleet %s %d", g.cfg.Host, g.incarnation),
-		Bounds: bus.Bounds{Confirm: g.cfg.Bounds.Confirm, Write: min(g.cfg.Bounds.Confirm, 10*time.Second),
-			BackoffMost: g.cfg.Bounds.Reconnect}, Log: g.log,
-	}), nil
+	c.TLS = tls
+	return bus.New(c), nil
 }
 
 // attachHost consumes the host's own queues.
@@ -358,7 +371,7 @@ func (g *Gateway) Status(ctx context.Context) (api.Status, error) {
 	if g.bus != nil {
 		b := g.bus.State()
 		s.Broker = api.Link{State: string(b.Link), Since: b.Since, Reason: b.Reason, Product: b.Dialect.Product,
-			Version: b.Dialect.Version, Reconnects: b.Reconnects}
+			Version: b.Dialect.Version, Reconnects: b.Reconnects, Embedded: g.broker != nil}
 	}
 	return s, nil
 }

@@ -31,7 +31,7 @@ const linkUp = bus.Up
 // noBroker is the fault of a host without a configured broker.
 func noBroker() *fault.Fault {
 	return fault.New(fault.NoBroker, "no broker is configured, so only agents of this host can be reached").
-		WithHint("set broker.url in fleet.yaml")
+		WithHint("set broker.url in fleet.yaml: a broker's URL, or embedded")
 }
 
 // route says where e is published (R2).

@@ -9,6 +9,7 @@ import (
 
 	"fleet/pkg/fault"
 	"fleet/pkg/mailbox"
+	"fleet/pkg/powercut"
 )
 
 // smallDisk mounts a disk of one MiB for the time of the test.
@@ -85,7 +86,7 @@ func TestR12a_OpensOnAFullDiskAfterACrash(t *testing.T) {
 	s := openAt(t, path, mailbox.Options{})
 	put(t, s, alice, message("waits"))
 	s.Close() // without its list of free pages, as after a crash
-	cmd := straced(t, filepath.Join(t.TempDir(), "log"), child(t, "count", path),
+	cmd := powercut.Strace(t, filepath.Join(t.TempDir(), "log"), child(t, "count", path),
 		"-e", "trace=pwrite64", "-e", "inject=pwrite64:error=ENOSPC")
 	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "1\n" {
 		t.Errorf("%v\n%s", err, out)

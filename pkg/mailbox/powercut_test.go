@@ -14,114 +14,53 @@ import (
 	"time"
 
 	"fleet/pkg/mailbox"
+	"fleet/pkg/powercut"
 )
 
-// A power cut keeps what was on the disk at the last fsync. Of what was written
-// after it each piece may be there or not, in any order, and a write may be torn
-// between two sectors. kill -9 shows nothing of that, because the system's cache
-// outlives the process; so the work is done under strace, and the disk rebuilt
-// from the log as a cut at any moment could have left it.
+// boxName is the mailbox's file in the directory that the work has for itself.
+const boxName = "mailbox"
 
-// disk is the mailbox file as the log shows it.
-type disk struct {
-	synced  []byte  // certain
-	pending []event // written, truncated, but not brought to the disk yet
-	linked  bool    // the file has its name
-	named   bool    // and the name is certain
+// traced lets a child do its work on a new mailbox under strace and returns what
+// it did.
+func traced(t *testing.T, mode, steps string, options ...string) []powercut.Event {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "box")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return powercut.Trace(t, dir, child(t, "work", filepath.Join(dir, boxName), mode, steps), options...)
 }
 
-// step follows one event of the log.
-func (d *disk) step(e event) {
-	switch e.what {
-	case wrote, truncated:
-		d.pending = append(d.pending, e)
-	case synced:
-		// Only what was written before the fsync began is certain.
-		rest := slices.IndexFunc(d.pending, func(p event) bool { return p.at > e.began })
-		if rest < 0 {
-			rest = len(d.pending)
-		}
-		for _, p := range d.pending[:rest] {
-			d.synced = p.onto(d.synced)
-		}
-		d.pending = slices.Clone(d.pending[rest:])
-	case linked:
-		d.linked = true
-	case syncedDir:
-		d.named = d.linked
-	}
-}
-
-// onto applies a write or a truncation to a file's content.
-func (e event) onto(b []byte) []byte {
-	size := int(e.off)
-	if e.what == wrote {
-		size = max(len(b), size+len(e.data))
-	}
-	if size > len(b) {
-		b = append(b, make([]byte, size-len(b))...)
-	}
-	b = b[:size]
-	copy(b[min(int(e.off), size):], e.data)
-	return b
-}
-
-// cut is the file as a power cut may leave it; there is false if there is none.
-func (d *disk) cut(random *rand.Rand) (b []byte, there bool) {
-	if !d.linked || !d.named && random.IntN(2) == 0 {
-		return nil, false
-	}
-	const sector = 512
-	b = bytes.Clone(d.synced)
-	keep := random.Float64()
-	for _, i := range random.Perm(len(d.pending)) {
-		p := d.pending[i]
-		switch {
-		case random.Float64() > keep:
-		case p.what == truncated || random.IntN(3) > 0:
-			b = p.onto(b)
-		default:
-			for from := 0; from < len(p.data); from += sector {
-				if random.IntN(2) == 0 {
-					piece := p.data[from:min(from+sector, len(p.data))]
-					b = event{what: wrote, off: p.off + int64(from), data: piece}.onto(b)
-				}
-			}
+// count counts the events of one kind.
+func count(events []powercut.Event, what powercut.Kind) (n int) {
+	for _, e := range events {
+		if e.What == what {
+			n++
 		}
 	}
-	return b, true
+	return n
 }
 
 // cuts plays the log, and at each of n moments spread over it, and just before
 // and after fsyncs, opens what a cut leaves and checks it. It returns how many
 // it checked and the first thing that was wrong. With writing it also writes to
 // each file.
-func cuts(t *testing.T, events []event, n int, seed uint64, writing bool) (checked int, wrong error) {
+func cuts(t *testing.T, events []powercut.Event, n int, seed uint64, writing bool) (checked int, wrong error) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 1))
-	chosen := make(map[int]bool)
-	for range n {
-		i := random.IntN(len(events))
-		if random.IntN(2) == 0 { // the moments about an fsync are the telling ones
-			for i < len(events)-1 && events[i].what != synced {
-				i++
-			}
-			i -= random.IntN(2)
-		}
-		chosen[i] = true
-	}
+	chosen := powercut.Moments(random, events, n)
 	dir := scratch(t)
-	var d disk
+	var d powercut.Disk
 	var done [workers]int
 	opened := false
 	for i, e := range events {
-		d.step(e)
-		if e.what == said {
+		d.Step(e)
+		if e.What == powercut.Said {
 			var w, number int
-			if e.line == "open" {
+			if e.Line == "open" {
 				opened = true
-			} else if _, err := fmt.Sscan(e.line, &w, &number); err != nil || w >= workers {
-				t.Fatalf("the work said %q", e.line)
+			} else if _, err := fmt.Sscan(e.Line, &w, &number); err != nil || w >= workers {
+				t.Fatalf("the work said %q", e.Line)
 			} else {
 				done[w] = number
 			}
@@ -130,7 +69,8 @@ func cuts(t *testing.T, events []event, n int, seed uint64, writing bool) (check
 			continue
 		}
 		checked++
-		if err := afterCut(filepath.Join(dir, fmt.Sprint(i)), &d, random, opened, done, writing); err != nil {
+		image, there := d.Cut(random)[boxName]
+		if err := afterCut(filepath.Join(dir, fmt.Sprint(i)), image, there, opened, done, writing); err != nil {
 			return checked, fmt.Errorf("cut after event %d of %d: %w", i, len(events), err)
 		}
 	}
@@ -149,8 +89,7 @@ func scratch(t testing.TB) string {
 	return dir
 }
 
-func afterCut(path string, d *disk, random *rand.Rand, opened bool, done [workers]int, writing bool) error {
-	image, there := d.cut(random)
+func afterCut(path string, image []byte, there, opened bool, done [workers]int, writing bool) error {
 	if !there && opened {
 		return fmt.Errorf("the file is gone")
 	}
@@ -205,12 +144,7 @@ const cutCount = 150
 func TestR12_PowerCut(t *testing.T) {
 	seed := seedOf(t)
 	events := traced(t, "plain", "40")
-	syncs := 0
-	for _, e := range events {
-		if e.what == synced {
-			syncs++
-		}
-	}
+	syncs := count(events, powercut.Synced)
 	checked, wrong := cuts(t, events, cutCount, seed, true)
 	if wrong != nil {
 		t.Fatal(wrong)
@@ -221,10 +155,10 @@ func TestR12_PowerCut(t *testing.T) {
 	// pages before the head that names them, it finds damage.
 	t.Run("head before pages", func(t *testing.T) {
 		heads := int64(2 * os.Getpagesize())
-		var lying []event
+		var lying []powercut.Event
 		for i, e := range events {
-			next := slices.IndexFunc(events[i+1:], func(e event) bool { return e.what == wrote })
-			if e.what == synced && next >= 0 && events[i+1+next].off < heads {
+			next := slices.IndexFunc(events[i+1:], func(e powercut.Event) bool { return e.What == powercut.Wrote })
+			if e.What == powercut.Synced && next >= 0 && events[i+1+next].Off < heads {
 				continue
 			}
 			lying = append(lying, e)
@@ -257,12 +191,7 @@ func TestR10_FailedFsync(t *testing.T) {
 	for _, when := range []string{"6+5", "7+4"} {
 		t.Run(when, func(t *testing.T) {
 			events := traced(t, "stubborn", "30", "-e", "inject=fdatasync:error=EIO:when="+when)
-			failed := 0
-			for _, e := range events {
-				if e.what == syncFailed {
-					failed++
-				}
-			}
+			failed := count(events, powercut.SyncFailed)
 			if failed == 0 {
 				t.Fatal("no fsync has failed")
 			}

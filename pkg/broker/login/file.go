@@ -95,7 +95,7 @@ func parse(path string, text []byte) (map[string]record, error) {
 	for _, r := range d.Users {
 		_, twice := records[r.Name]
 		switch {
-		case !validName.MatchString(r.Name):
+		case !validName(r.Name):
 			return nil, damaged(fmt.Sprintf("%.64q can't be the name of a user", r.Name))
 		case twice:
 			return nil, damaged("the user " + r.Name + " is there twice")

@@ -17,7 +17,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -45,8 +44,20 @@ const (
 	saltBytes, hashBytes = 16, sha256.Size
 )
 
-// validName has no character that a URL or a shell would need quoted.
-var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+// validName says whether a user may be called so: no character is one that a URL
+// or a shell would need quoted. (A regular expression would cost every command of
+// the program its compilation.)
+func validName(name string) bool {
+	for i, c := range []byte(name) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case i > 0 && (c == '.' || c == '_' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return name != "" && len(name) <= 64
+}
 
 // User is what may be shown of one.
 type User struct {
@@ -224,7 +235,7 @@ func Random() string {
 }
 
 func (u *Users) set(name, password string, iterations int) (fresh bool, err error) {
-	if !validName.MatchString(name) {
+	if !validName(name) {
 		return false, fault.New(fault.Usage, "%q can't be the name of a user", name).
 			WithHint("up to 64 letters, digits, dots, hyphens and underscores, a letter or digit first")
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"fleet/pkg/broker/store"
@@ -136,6 +137,58 @@ func TestR53_NothingIsUsedTwice(t *testing.T) {
 	}
 	if n := len(images(t, dir)); n != 1 {
 		t.Errorf("%d files are left", n)
+	}
+}
+
+// That holds even when no record of a message is left in the log.
+func TestR53_LastSeqOfAnEmptyLog(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := opened(t, small(dir))
+	for seq := range uint64(100) {
+		ref, _ := s.Append(seq+1, content(seq+1), []store.Place{{Queue: 1}}, false)
+		s.Remove(ref, 1, seq+1, false)
+	}
+	s.Put("definition", make([]byte, 30_000))
+	s.Put("definition", make([]byte, 30_000))
+	closed(t, s)
+	if n := len(images(t, dir)); n != 1 {
+		t.Errorf("%d files are left", n)
+	}
+	if _, r := opened(t, small(dir)); r.LastSeq != 100 || r.Damaged != 0 {
+		t.Errorf("last seq %d, damaged %d", r.LastSeq, r.Damaged)
+	}
+}
+
+// A segment that is empty is not deleted before there is the next one, which knows
+// the last seq.
+func TestR53_ASegmentOutlivesItsLack(t *testing.T) {
+	dir := t.TempDir()
+	block, blocked, failed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	o := small(dir)
+	var once sync.Once
+	o.Durable = func(store.Position) {
+		once.Do(func() { close(blocked) })
+		<-block
+	}
+	o.Failed = func(err error) { failed <- err }
+	s, _ := opened(t, o)
+	ref, _ := s.Append(1, content(1), inOne, true)
+	s.Remove(ref, 1, 1, false)
+	<-blocked
+	// The flusher stands just before it deletes what is superfluous.
+	next := filepath.Join(dir, "00000002.log")
+	if err := os.Mkdir(next, 0o700); err != nil { // so that the next segment can't be made
+		t.Fatal(err)
+	}
+	s.Append(2, store.Message{Body: make([]byte, 40_000)}, inOne, true)
+	close(block)
+	<-failed
+	_ = s.Close() // has failed
+	if err := os.Remove(next); err != nil {
+		t.Fatal(err)
+	}
+	if _, r := opened(t, small(dir)); r.LastSeq != 1 {
+		t.Errorf("last seq %d", r.LastSeq)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,10 +17,33 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// broker is one of FLEET_TEST_BROKERS. An empty url is no broker.
+// broker is what one round of the scripts meets: a program of which each script
+// has processes of its own, or one of FLEET_TEST_BROKERS, which stands already
+// and gives each script a virtual host of its own.
 type broker struct {
-	name string
-	url  string
+	name    string
+	program []string // its command line; --listen HOST:PORT is added
+	url     string   // of one that stands
+}
+
+// The embedded broker, and what gives LavinMQ's answers in its place.
+var (
+	embedded = broker{name: "embedded", program: []string{"fleet", "broker", "run", "--json"}}
+	lavinmq  = broker{name: "lavinmq", program: []string{"lavin"}}
+)
+
+// rounds lists the brokers to run the scripts against. Quorum queues are for
+// those that stand: the embedded broker has none.
+func rounds(list string, quorum bool) ([]broker, error) {
+	standing, err := parseBrokers(list)
+	if err != nil || quorum {
+		return standing, err
+	}
+	all := []broker{embedded}
+	if !slices.ContainsFunc(standing, func(b broker) bool { return b.name == lavinmq.name }) {
+		all = append(all, lavinmq)
+	}
+	return append(all, standing...), nil
 }
 
 // parseBrokers reads "name=url,name=url".
@@ -34,27 +58,41 @@ func parseBrokers(list string) ([]broker, error) {
 		if !ok || err != nil || u.Host == "" {
 			return nil, fmt.Errorf("FLEET_TEST_BROKERS must read name=amqp://..., not %q", item)
 		}
-		brokers = append(brokers, broker{name, address})
+		brokers = append(brokers, broker{name: name, url: address})
 	}
 	return brokers, nil
 }
+
+// quorum says whether durable queues are quorum queues in this run.
+func quorum() bool { return os.Getenv("FLEET_TEST_QUEUE_TYPE") == "quorum" }
 
 // condition answers the scripts' own conditions.
 func (b broker) condition(cond string) (bool, error) {
 	name, arg, _ := strings.Cut(cond, ":")
 	switch name {
 	case "broker":
-		return b.url != "" && (arg == "" || arg == b.name), nil
+		if arg == "" {
+			return false, errors.New("[broker] is always so; a broker's name is missing: [broker:NAME]")
+		}
+		return arg == b.name, nil
 	case "quorum":
-		return os.Getenv("FLEET_TEST_QUEUE_TYPE") == "quorum", nil
-	case "rabbit":
-		_, err := os.Stat("/usr/lib/rabbitmq/bin/rabbitmq-server")
-		return err == nil, nil
+		return b.program == nil && quorum(), nil
+	case "node":
+		return b.hasNodes(), nil
 	}
 	return false, fmt.Errorf("unknown condition %q", cond)
 }
 
-// at is the URL of a virtual host of the broker.
+// hasNodes says whether a script can have a node of this broker to itself.
+func (b broker) hasNodes() bool {
+	if b.program != nil {
+		return true
+	}
+	_, err := os.Stat("/usr/lib/rabbitmq/bin/rabbitmq-server")
+	return err == nil && strings.HasPrefix(b.name, "rabbitmq")
+}
+
+// at is the URL of a virtual host of a broker that stands.
 func (b broker) at(vhost string) string {
 	u, err := url.Parse(b.url)
 	if err != nil {
@@ -62,6 +100,25 @@ func (b broker) at(vhost string) string {
 	}
 	u.Path, u.RawPath = "/"+vhost, ""
 	return u.String()
+}
+
+// cmdVhost: vhost VAR...
+func cmdVhost(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, !neg && len(args) >= 1, "vhost VAR...")
+	w := worldOf(ts)
+	for _, name := range args {
+		if w.broker.program != nil { // it has one virtual host
+			address, err := w.start("node-" + name)
+			ts.Check(err)
+			ts.Setenv(name, address)
+			continue
+		}
+		p, err := poolOf(w.broker)
+		ts.Check(err)
+		vhost, err := p.take()
+		ts.Check(err)
+		ts.Setenv(name, w.broker.at(vhost))
+	}
 }
 
 // nodeTool is .ci/broker, from this folder.
@@ -79,7 +136,7 @@ func tool(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// pool hands out virtual hosts, each once.
+// pool hands out virtual hosts of a broker that stands, each once.
 type pool struct {
 	mu    sync.Mutex
 	free  []string // guarded by mu, as is taken
@@ -140,50 +197,5 @@ func (p *pool) take() (string, error) {
 			return "", fmt.Errorf("make virtual hosts: %w", err)
 		}
 		p.free = strings.Fields(names)
-	}
-}
-
-// cmdVhost: vhost VAR...
-func cmdVhost(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && len(args) >= 1, "vhost VAR...")
-	b := worldOf(ts).broker
-	if b.url == "" {
-		ts.Fatalf("there is no broker; begin the script with: [!broker] skip 'needs a broker'")
-	}
-	p, err := poolOf(b)
-	ts.Check(err)
-	for _, name := range args {
-		vhost, err := p.take()
-		ts.Check(err)
-		ts.Setenv(name, b.at(vhost))
-	}
-}
-
-// nodes bounds how many scripts have a node of their own at a time: starting one
-// takes seconds of a core.
-var nodes = make(chan struct{}, 2)
-
-// cmdRabbit: rabbit VERB NAME [VAR].
-func cmdRabbit(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, !neg && (len(args) == 2 || len(args) == 3 && args[0] == "start"),
-		"rabbit start|stop|kill|pause|resume|wipe NAME [VAR]")
-	w, verb, name := worldOf(ts), args[0], args[1]
-	dir := w.nodes[name]
-	if dir == "" {
-		if verb != "start" {
-			ts.Fatalf("no node %s was started", name)
-		}
-		if len(w.nodes) == 0 {
-			nodes <- struct{}{}
-			w.atEnd = append(w.atEnd, func() { <-nodes })
-		}
-		dir = filepath.Join(w.dir, "rabbit-"+name)
-		w.nodes[name] = dir
-		w.atEnd = append(w.atEnd, func() { _, _ = tool("remove", dir) }) // killAllOf would end it too
-	}
-	out, err := tool(verb, dir)
-	ts.Check(err)
-	if len(args) == 3 {
-		ts.Setenv(args[2], out)
 	}
 }
