@@ -58,6 +58,10 @@ func (c *core) handle(b batch) {
 			delete(c.conns, cn)
 		case drained:
 			c.unstall(cn)
+		case damaged:
+			if ch := cn.channels[cmd.channel]; ch != nil && ch.held[cmd.tag] != nil {
+				ch.settleDeliveries(cmd.tag, false, acked)
+			}
 		case stands:
 			if c.shut.Load() && !cn.told && cn.who.blockedNotices && !cn.closing {
 				cn.told = true
@@ -107,7 +111,7 @@ func (c *core) obey(cn *conn, cmd *command) {
 		c.closeConn(cn, v, class, method)
 		return
 	}
-	c.server.opts.Log.Info("a channel is closed", "client", cn.who.name, "user", cn.who.user,
+	c.server.opts.Log.Debug("a channel is closed", "client", cn.who.name, "user", cn.who.user,
 		"code", v.code, "reason", v.text, "method", cmd.method.Name())
 	c.releaseChannel(ch)
 	ch.closing = true

@@ -1,6 +1,12 @@
 package broker
 
-import "fleet/pkg/broker/store"
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"fleet/pkg/broker/store"
+)
 
 // clean moves what is alive out of the log's oldest segment when the log holds
 // much more than what is alive, so that the segment can go. All queues are
@@ -11,19 +17,23 @@ func (c *core) clean() {
 		if !due {
 			return
 		}
-		c.vacate(segment)
+		if err := c.vacate(segment); err != nil {
+			c.server.opts.Log.Error("can't clean the broker's log; it is tried again", "segment", segment, "err", err)
+			return
+		}
 	}
 }
 
-// vacate moves what is alive out of a segment.
-func (c *core) vacate(segment uint32) {
+// vacate moves what is alive out of a segment, in order. What is damaged is lost
+// with its segment.
+func (c *core) vacate(segment uint32) error {
 	type live struct {
 		entries []*entry
 		places  []store.Place
 	}
 	records := map[store.Ref]*live{}
 	c.eachEntry(func(q *queue, e *entry) {
-		if e.ref.Segment != segment {
+		if e.ref.Segment != segment || e.flags&flagLost != 0 {
 			return
 		}
 		r := records[e.ref]
@@ -34,16 +44,29 @@ func (c *core) vacate(segment uint32) {
 		r.entries = append(r.entries, e)
 		r.places = append(r.places, store.Place{Queue: q.id, Expires: e.expires, Durable: e.durable()})
 	})
-	for ref, r := range records {
-		moved, err := c.store.Move(r.entries[0].seq, ref, r.places)
-		if err != nil {
-			c.server.opts.Log.Error("can't move a message out of the log's oldest segment", "segment", segment, "err", err)
-			continue
+	list := slices.SortedFunc(maps.Values(records), func(a, b *live) int { return cmp.Compare(a.entries[0].seq, b.entries[0].seq) })
+	for _, r := range list {
+		moved, err := c.store.Move(r.entries[0].seq, r.entries[0].ref, r.places)
+		if err != nil && !store.Damaged(err) {
+			return err
 		}
-		for _, e := range r.entries {
-			e.ref = moved
+		for i, e := range r.entries {
+			if err != nil {
+				c.lost(r.places[i].Queue, e, err)
+			} else {
+				e.ref = moved
+			}
 		}
 	}
+	return nil
+}
+
+// lost takes a damaged message out of the store. Its entry is dropped when its
+// turn comes.
+func (c *core) lost(queue uint64, e *entry, err error) {
+	c.server.opts.Log.Error("a stored message is lost", "queue_id", queue, "err", err)
+	c.store.Remove(e.ref, queue, e.seq, e.durable())
+	e.flags |= flagLost
 }
 
 // eachEntry visits all that waits in queues or is held by clients; visit may

@@ -75,6 +75,7 @@ const (
 	gone                   // and over
 	drained                // its socket has taken what waited
 	stands                 // it has a publish and may not go on
+	damaged                // a delivery to it can't be read; tag says which
 )
 
 // command is one thing that a connection says to the core.
@@ -83,6 +84,7 @@ type command struct {
 	channel uint16
 	method  wire.Method
 	content *content
+	tag     uint64
 	wrong   *violation // in place of a method
 }
 

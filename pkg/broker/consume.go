@@ -70,7 +70,7 @@ func (c *core) unstall(cn *conn) {
 // serve delivers what q has to whoever can take it.
 func (c *core) serve(q *queue) {
 	for q.ready.len() > 0 && !q.gone {
-		if head := q.ready.head(); head.expires != 0 && head.expires <= c.now {
+		if !q.ready.head().alive(c.now) {
 			return // sweep takes it; schedule sees to that
 		}
 		k := c.taker(q)
@@ -108,7 +108,7 @@ func (c *core) handOut(ch *channel, method wire.Method, e entry, q *queue) {
 	ch.conn.out.deliveries.Add(1)
 	ch.conn.out.bytes.Add(int64(e.body))
 	c.counts.delivered++
-	it := item{channel: ch.id, method: method, body: c.store.Load(e.ref)}
+	it := item{channel: ch.id, method: method, body: c.store.Load(e.ref), size: int64(e.body)}
 	if q.rules.tries > 0 && e.tries > 0 {
 		it.tries = int32(e.tries)
 	}
@@ -207,7 +207,7 @@ func (ch *channel) get(m *wire.BasicGet) *violation {
 	c.sweep(q)
 	c.mark(q)
 	head := q.ready.head()
-	if head == nil || head.expires != 0 && head.expires <= c.now {
+	if head == nil || !head.alive(c.now) {
 		c.send(ch.conn, item{channel: ch.id, method: &wire.BasicGetEmpty{}})
 		return nil
 	}

@@ -16,6 +16,7 @@ type item struct {
 	method  wire.Method
 	body    *store.Body // a message to read from the store; exchange and key go into the method
 	message *store.Message
+	size    int64 // of its body in bytes
 	tries   int32 // earlier deliveries, where the client is told (LavinMQ)
 	last    bool  // the socket is closed after it
 }
@@ -195,12 +196,15 @@ func (c *conn) render(b []byte, it *item) ([]byte, error) {
 	if it.body != nil {
 		read, err := it.body.Read()
 		it.body.Release()
+		c.out.deliveries.Add(-1)
+		c.out.bytes.Add(-it.size)
+		if store.Damaged(err) {
+			return c.skip(b, it, err), nil
+		}
 		if err != nil {
 			return b, err
 		}
 		m = &read
-		c.out.deliveries.Add(-1)
-		c.out.bytes.Add(-int64(len(m.Body)))
 	}
 	switch to := it.method.(type) {
 	case *wire.BasicDeliver:
@@ -213,6 +217,21 @@ func (c *conn) render(b []byte, it *item) ([]byte, error) {
 	}
 	b = wire.AppendMethod(b, it.channel, it.method)
 	return wire.AppendContent(b, it.channel, m.Properties, m.Body, c.who.frameMax), nil
+}
+
+// skip leaves out a message that the disk has lost, and tells the core.
+func (c *conn) skip(b []byte, it *item, err error) []byte {
+	c.server.opts.Log.Error("a stored message is lost", "err", err)
+	lost := command{event: damaged, channel: it.channel}
+	switch m := it.method.(type) {
+	case *wire.BasicDeliver:
+		lost.tag = m.DeliveryTag
+	case *wire.BasicGetOK:
+		lost.tag = m.DeliveryTag
+		b = wire.AppendMethod(b, it.channel, &wire.BasicGetEmpty{})
+	}
+	c.server.core.submit(batch{conn: c, commands: []command{lost}})
+	return b
 }
 
 // counted adds how often the message was delivered before.

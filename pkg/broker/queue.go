@@ -127,13 +127,19 @@ func (c *core) drop(q *queue, e entry) {
 	}
 	c.bytes -= int64(e.body)
 	c.messages--
-	c.store.Remove(e.ref, q.id, e.seq, e.durable())
+	if e.flags&flagLost == 0 {
+		c.store.Remove(e.ref, q.id, e.seq, e.durable())
+	}
 	c.mark(q)
 }
 
 // forget drops all that q holds or has given out, without a record for each.
 func (c *core) forget(q *queue) {
-	q.ready.each(func(e *entry) { c.store.Forget(e.ref) })
+	q.ready.each(func(e *entry) {
+		if e.flags&flagLost == 0 {
+			c.store.Forget(e.ref)
+		}
+	})
 	c.bytes -= q.bytes
 	c.messages -= int64(q.ready.len())
 	q.ready, q.bytes = ready{}, 0
@@ -163,6 +169,8 @@ func (c *core) sweep(q *queue) {
 		switch head := q.ready.head(); {
 		case head == nil:
 			return
+		case head.flags&flagLost != 0:
+			c.drop(q, c.pop(q))
 		case head.expires != 0 && head.expires <= c.now:
 			c.deadLetter(q, c.pop(q), "expired")
 			c.counts.expired++
@@ -185,7 +193,7 @@ func (c *core) schedule(q *queue) {
 	var at int64
 	if head := q.ready.head(); head != nil {
 		at = head.expires
-		if at != 0 && at <= c.now || q.over() {
+		if !head.alive(c.now) || q.over() {
 			at = c.now + 1
 		}
 	}
@@ -262,6 +270,11 @@ func (w *wakers) Pop() any {
 func (c *core) deleteQueue(q *queue) store.Position {
 	q.gone = true
 	c.wakeAt(q, 0)
+	var at store.Position
+	if q.kept() { // before the first message is forgotten, or a crash could leave some
+		c.store.Drop(q.id)
+		at = c.store.Delete(queueKey(q.name))
+	}
 	for _, k := range q.consumers {
 		delete(k.channel.consumers, k.tag)
 		if k.channel.conn.who.cancelNotify {
@@ -282,9 +295,5 @@ func (c *core) deleteQueue(q *queue) store.Position {
 	if q.owner != nil {
 		delete(q.owner.queues, q)
 	}
-	if !q.kept() {
-		return 0
-	}
-	c.store.Drop(q.id)
-	return c.store.Delete(queueKey(q.name))
+	return at
 }

@@ -20,9 +20,15 @@ type entry struct {
 const (
 	flagDurable     = 1 << iota // it survives a restart in this queue
 	flagRedelivered             // it may have been delivered before
+	flagLost                    // the disk has damaged it; the store has it no more
 )
 
 func (e *entry) durable() bool { return e.flags&flagDurable != 0 }
+
+// alive says whether e may be delivered; now is in unix ms.
+func (e *entry) alive(now int64) bool {
+	return e.flags&flagLost == 0 && (e.expires == 0 || e.expires > now)
+}
 
 // ready holds a queue's waiting entries in order of seq. New ones come at the
 // end; those that come back go to their old place. Removal is at the head only.

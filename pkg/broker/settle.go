@@ -98,7 +98,9 @@ func (ch *channel) requeueAll() {
 func (ch *channel) abandon(q *queue) {
 	for _, h := range ch.held {
 		if h.queue == q {
-			ch.core.store.Forget(h.entry.ref)
+			if h.entry.flags&flagLost == 0 {
+				ch.core.store.Forget(h.entry.ref)
+			}
 			ch.core.bytes -= int64(h.entry.body)
 			ch.core.messages--
 		}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"hash/crc32"
 	"io"
 	"os"
@@ -56,8 +57,8 @@ func (b *Body) released() bool {
 func (b *Body) Read() (Message, error) {
 	s, g, off := b.store, b.segment, int64(b.ref.Offset)
 	if g == nil || b.released() {
-		return Message{}, fault.New(fault.Failed, "the broker's store %s has no message at %d of segment %d", s.o.Dir, off, b.ref.Segment).
-			WithHint("the message is lost; the others are not")
+		return Message{}, &damage{fault.New(fault.Failed, "the broker's store %s has no message at %d of segment %d", s.o.Dir, off, b.ref.Segment).
+			WithHint("the message is lost; the others are not")}
 	}
 	raw, h, err := s.raw(g, off, int64(b.ref.Length))
 	if err != nil {
@@ -74,8 +75,20 @@ func (b *Body) Read() (Message, error) {
 }
 
 func (b *Body) damaged() error {
-	return fault.New(fault.Failed, "the message at %d of %s is damaged", b.ref.Offset, b.segment.path).
-		WithHint("the message is lost; the others are not. Look after the disk")
+	return &damage{fault.New(fault.Failed, "the message at %d of %s is damaged", b.ref.Offset, b.segment.path).
+		WithHint("the message is lost; the others are not. Look after the disk")}
+}
+
+// damage is the fault of a message that will never be readable again.
+type damage struct{ *fault.Fault }
+
+func (d *damage) Unwrap() error { return d.Fault }
+
+// Damaged says whether err, of Body.Read or Move, means that the message is lost;
+// other errors may pass.
+func Damaged(err error) bool {
+	var d *damage
+	return errors.As(err, &d)
 }
 
 // raw returns the payload of the record at off, and nil if it is damaged. The
@@ -162,9 +175,14 @@ func (s *Store) acquire(g *segment) (*os.File, error) {
 			return nil, err
 		}
 		s.mu.Lock()
-		if g.file == nil {
+		switch {
+		case s.ended:
+			defer s.mu.Unlock()
+			_ = f.Close()
+			return nil, os.ErrClosed
+		case g.file == nil:
 			s.opened(g, f)
-		} else {
+		default:
 			defer f.Close() // somebody was faster
 		}
 	}

@@ -22,15 +22,15 @@ func (s *Store) run() {
 	for range s.wake {
 		for s.flush() {
 		}
-		if s.ended() {
+		if s.tell() {
 			return
 		}
 	}
 	s.farewell()
 }
 
-// ended tells Failed when the store has failed.
-func (s *Store) ended() bool {
+// tell tells Failed when the store has failed, and says whether it has.
+func (s *Store) tell() bool {
 	s.mu.Lock()
 	err := s.failed
 	s.answer()
@@ -59,7 +59,7 @@ func (s *Store) farewell() {
 	s.mu.Unlock()
 	for s.flush() {
 	}
-	s.ended()
+	s.tell()
 }
 
 // flush writes what is pending, syncs if somebody waits for it, and deletes

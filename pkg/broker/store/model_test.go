@@ -1,16 +1,20 @@
 package store_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"fleet/pkg/broker/store"
+	"fleet/pkg/fault"
 )
 
 // seedOf is the test's seed: FLEET_TEST_SEED, or the time.
@@ -154,4 +158,48 @@ func after(dir string, st *state, seed uint64, r *store.Recovered, durable, step
 		return nil, fmt.Errorf("close: %w", err)
 	}
 	return st, nil
+}
+
+// Bodies are read by others while the broker's goroutine appends, removes, moves
+// and in the end closes; whoever has one gets its message, or a fault after Close.
+func TestR53_ReadersBesideTheBroker(t *testing.T) {
+	a, _, err := act(small(t.TempDir()), seedOf(t), func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type loaded struct {
+		seq  uint64
+		body *store.Body
+	}
+	work := make(chan loaded, 100)
+	var closing atomic.Bool
+	var readers sync.WaitGroup
+	for range 3 {
+		readers.Go(func() {
+			for l := range work {
+				m, err := l.body.Read()
+				if late := closing.Load(); err == nil && !same(m, content(l.seq)) || err != nil && (!late || !errors.Is(err, fault.Failed)) {
+					t.Errorf("message %d: %v", l.seq, err)
+				}
+				l.body.Release()
+				a.s.Usage()
+			}
+		})
+	}
+	for range 3000 {
+		if len(a.seqs) > 0 {
+			seq := a.seqs[a.random.IntN(len(a.seqs))]
+			work <- loaded{seq, a.s.Load(a.refs[seq])}
+		}
+		if _, err := a.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closing.Store(true)
+	closed(t, a.s)
+	close(work)
+	readers.Wait()
+	if n := a.s.OpenFiles(); n != 0 {
+		t.Errorf("%d files are open after Close", n)
+	}
 }

@@ -47,7 +47,7 @@ func (s *Store) read() (*Recovered, error) {
 	result := r.result()
 	result.Elapsed = time.Since(began)
 	s.o.Log.Info("the broker's store is open", "dir", s.o.Dir, "messages", result.Messages, "bytes", result.Bytes,
-		"segments", result.Segments, "damaged", result.Damaged, "elapsed", result.Elapsed)
+		"segments", result.Segments, "damaged", result.Damaged, "elapsed_seconds", result.Elapsed.Seconds())
 	return result, nil
 }
 

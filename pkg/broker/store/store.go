@@ -143,7 +143,8 @@ type Store struct {
 	syncTo   Position // somebody waits for this to become durable
 	waiters  []waiter
 	failed   error // a fault; nothing is accepted any more
-	closed   bool
+	closed   bool  // nothing is accepted any more, and the flusher is about to end
+	ended    bool  // and has; no file is opened any more
 
 	logBytes, liveBytes, livePlaces int64 // of segments, without the dying
 	dyingBytes                      int64
@@ -301,7 +302,7 @@ func (s *Store) closeFiles() {
 		_ = g.file.Close() // what was to be kept is synced
 		g.file = nil
 	}
-	s.open = nil
+	s.open, s.ended = nil, true
 	_ = s.dir.Close()
 }
 
