@@ -55,6 +55,7 @@ func (ch *channel) declareQueue(m *wire.QueueDeclare) *violation {
 			}
 		}
 		q.idleSince = c.now
+		c.sweep(q)
 		c.mark(q)
 	case strings.HasPrefix(name, "amq."):
 		return refuse(403, "queue name '%s' contains reserved prefix 'amq.*'", name)
@@ -101,6 +102,7 @@ func (ch *channel) purgeQueue(m *wire.QueuePurge) *violation {
 	if v != nil {
 		return v
 	}
+	c.sweep(q)
 	n := q.ready.len()
 	for q.ready.len() > 0 {
 		c.drop(q, c.pop(q))
@@ -120,6 +122,7 @@ func (ch *channel) deleteQueueBy(m *wire.QueueDelete) *violation {
 	var at store.Position
 	n := 0
 	if q != nil {
+		c.sweep(q)
 		switch {
 		case m.IfUnused && len(q.consumers) > 0:
 			return refuse(406, "queue '%s' in vhost '/' in use", q.name)

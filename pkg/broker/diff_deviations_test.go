@@ -138,6 +138,20 @@ var lavinDeviations = []deviation{
 		flow off: ok`, `
 		flow off: conn 540 NOT_IMPLEMENTED - active=false`,
 		"gateways pause an inbox by basic.cancel"},
+	{"R03/restart", `
+		q holds [m1 m2]`, `
+		q holds [m1]`,
+		"m2 was transient; gateways publish with delivery mode 2"},
+	{"B05/behind_a_held_one", `
+		q has 1 ready, 0 consumers
+		dlq has 0 ready, 0 consumers`, `
+		q has 0 ready, 0 consumers
+		dlq has 1 ready, 0 consumers`,
+		"an inbox counts one less for a moment; the message dies in the same way"},
+	{"B20/trailing_dot", `
+		publish m1: return 312 NO_ROUTE, ack`, `
+		publish m1: ack`,
+		"no key of a gateway ends in a dot"},
 }
 
 // deviate puts our lines in the place of theirs. It fails the test if theirs are

@@ -126,11 +126,9 @@ func (t *tap) note(m []byte) {
 	switch m = m[4:]; a.method {
 	case basicReturn:
 		a.code = binary.BigEndian.Uint16(m)
-		var exchange []byte
-		text, m := short(m[2:])
-		exchange, m = short(m)
-		key, _ := short(m)
-		_ = exchange
+		text, rest := short(m[2:])
+		_, rest = short(rest) // the exchange
+		key, _ := short(rest)
 		a.text, a.key = string(text), string(key)
 	case basicAck, basicNack:
 		a.tag, a.multiple = binary.BigEndian.Uint64(m), m[8]&1 != 0

@@ -2,7 +2,6 @@ package broker_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -60,8 +59,8 @@ func TestR53_Differential(t *testing.T) {
 
 func compare(t *testing.T, row string, theirs, our transcript) {
 	t.Helper()
-	if os.Getenv("SHOW") != "" {
-		t.Log(row + "\n" + theirs.String())
+	if testing.Verbose() {
+		t.Log("RabbitMQ:\n" + theirs.String())
 	}
 	if theirs.broken != "" {
 		t.Errorf("RabbitMQ: %s", theirs.broken)

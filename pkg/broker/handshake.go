@@ -141,7 +141,7 @@ func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
 	if len(parts) == 3 && len(parts[0]) == 0 { // nobody acts for another
 		who.user = string(parts[1])
 	}
-	if who.user == "" || !s.opts.Authenticate(who.user, string(parts[2])) {
+	if who.user == "" || !s.authentic(raw, who.user, string(parts[2])) {
 		text := replyText(403, "Login was refused using authentication mechanism PLAIN. For details see the broker logfile.")
 		if able("authentication_failure_close") {
 			say(&wire.ConnectionClose{ReplyCode: 403, ReplyText: text})
@@ -189,6 +189,14 @@ func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
 			who.user, s.opts.Limits.Connections)
 	}
 	return who, say(&wire.ConnectionOpenOK{})
+}
+
+// authentic has the login checked. However long others were before it in line,
+// the client has its time for the rest of the handshake.
+func (s *Server) authentic(raw net.Conn, user, password string) bool {
+	raw.SetDeadline(time.Time{})
+	defer func() { raw.SetDeadline(time.Now().Add(handshakeBound)) }()
+	return s.opts.Authenticate(user, password)
 }
 
 // expect reads the one method that may come now.

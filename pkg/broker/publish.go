@@ -117,6 +117,9 @@ func (c *core) enqueue(queues []*queue, m store.Message, persistent bool, ttl in
 				c.deliver(k, c.pop(q))
 			}
 		}
+		if q.over() {
+			c.sweep(q) // at once: whoever asks for the queue's length is never told more than its limit
+		}
 	}
 	if !kept {
 		at = 0
