@@ -109,7 +109,9 @@ func TestR53_KillNine(t *testing.T) {
 				defer wg.Done()
 				var waits sync.WaitGroup
 				defer waits.Wait()
+				window := make(chan struct{}, 100)
 				for {
+					window <- struct{}{}
 					mu.Lock()
 					number := next[p]
 					next[p]++
@@ -125,6 +127,7 @@ func TestR53_KillNine(t *testing.T) {
 					waits.Add(1)
 					go func() { // ends with the confirm, or the broker
 						defer waits.Done()
+						defer func() { <-window }()
 						if d.Wait() {
 							mu.Lock()
 							owed[p][number] = true
