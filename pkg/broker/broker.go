@@ -24,7 +24,7 @@
 //     first; client libraries keep to the maximum.
 //   - wire/bad_frames, wire/bad_content: a basic.cancel-ok is taken at any time,
 //     and properties that can't be read are 502, not 541.
-//   - R03/restart, R03/order_after_a_restart, R06/kill_9: all that a restart
+//   - R03/restart, R03/order_after_a_restart: all that a restart
 //     brings back counts as redelivered, because nobody wrote down what had been
 //     delivered; gateways tell repeats by the message's id.
 //   - R04/user_removed: a login is asked for when a connection opens, so removing
