@@ -27,6 +27,8 @@
 //   - R03/restart, R03/order_after_a_restart: all that a restart
 //     brings back counts as redelivered, because nobody wrote down what had been
 //     delivered; gateways tell repeats by the message's id.
+//   - R01: a delivery may be held for ever (RabbitMQ closes the channel after 30
+//     minutes); gateways hold none for long.
 //   - R04/user_removed: a login is asked for when a connection opens, so removing
 //     a user closes none; an operator can (Disconnect).
 //   - Queue type quorum is taken, as LavinMQ takes it, and is an ordinary queue.

@@ -18,6 +18,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"fleet/pkg/broker"
+	"fleet/pkg/fault"
 )
 
 // site is a broker of a test's own, with the hands of its operator. Each returns
@@ -143,6 +144,11 @@ func (s *embeddedSite) good(user, password string) bool {
 
 func (s *embeddedSite) open() error {
 	server, err := broker.Open(s.options)
+	// A process that another test forks holds the folder's lock until it execs.
+	for over := time.Now().Add(patience); errors.Is(err, fault.Refused) && time.Now().Before(over); {
+		time.Sleep(10 * time.Millisecond)
+		server, err = broker.Open(s.options)
+	}
 	if err != nil {
 		return err
 	}
@@ -156,9 +162,14 @@ func (s *embeddedSite) open() error {
 }
 
 func (s *embeddedSite) close() error {
+	if s.server == nil {
+		return nil // it never came back
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return errors.Join(s.server.Close(ctx), <-s.served)
+	err := errors.Join(s.server.Close(ctx), <-s.served)
+	s.server = nil
+	return err
 }
 
 func (s *embeddedSite) party() party {

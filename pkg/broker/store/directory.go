@@ -8,11 +8,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fleet/pkg/fault"
 )
+
+// passing is how long a lock may be held by nobody who keeps it.
+const passing = 500 * time.Millisecond
 
 // hold opens the directory, made if it is missing, and locks it for this
 // process. The lock is the kernel's and ends with the process, however it ends.
@@ -29,9 +33,16 @@ func hold(path string) (*os.File, error) {
 		return nil, fault.New(fault.Config, "can't open the broker's store %s: %s", path, reason(err)).
 			WithHint("choose a directory that can be read and written")
 	}
-	err = unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return d, nil
+	// A process that is just being started has all descriptors up to its exec, also
+	// the one that held the lock of a store closed a moment ago.
+	for deadline := time.Now().Add(passing); ; time.Sleep(10 * time.Millisecond) {
+		err = unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return d, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			break
+		}
 	}
 	_ = d.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
