@@ -11,7 +11,7 @@ type assembler struct {
 	limits     Limits
 	channelMax uint16
 	open       map[uint16]*partial
-	bytes      int64 // of all bodies that are not whole yet
+	bytes      int64 // of memory for what is not whole yet
 }
 
 // partial is a publish whose content is still coming.
@@ -72,8 +72,11 @@ func (a *assembler) add(f wire.Frame) (cmd command, whole bool) {
 			return wrong(505, 60, 40, "expected content header for class 60, got one for class %d instead", class)
 		}
 		p.content = &content{properties: append([]byte(nil), properties...), size: size}
-		if size <= 1<<16 {
+		if size <= 4096 {
 			p.content.body = make([]byte, 0, size)
+		}
+		if a.bytes += int64(len(properties) + cap(p.content.body)); a.bytes > 4*a.limits.MessageBytes {
+			return wrong(506, 60, 40, "more than %d bytes of messages that are not whole", 4*a.limits.MessageBytes)
 		}
 	case wire.FrameBody:
 		if p == nil || p.content == nil {
@@ -84,8 +87,9 @@ func (a *assembler) add(f wire.Frame) (cmd command, whole bool) {
 			return wrong(505, 60, 40, "the body is longer than its header said")
 		}
 		if p.content.size <= uint64(a.limits.MessageBytes) {
+			before := cap(p.content.body)
 			p.content.body = append(p.content.body, f.Payload...)
-			a.bytes += int64(len(f.Payload))
+			a.bytes += int64(cap(p.content.body) - before)
 			if a.bytes > 4*a.limits.MessageBytes {
 				return wrong(506, 60, 40, "more than %d bytes of messages that are not whole", 4*a.limits.MessageBytes)
 			}
@@ -94,7 +98,7 @@ func (a *assembler) add(f wire.Frame) (cmd command, whole bool) {
 	if p.got < p.content.size {
 		return cmd, false
 	}
-	a.bytes -= int64(len(p.content.body))
+	a.bytes -= int64(len(p.content.properties) + cap(p.content.body))
 	delete(a.open, f.Channel)
 	cmd.method, cmd.content = p.method, p.content
 	return cmd, true

@@ -4,8 +4,9 @@
 // It knows no envelope, no gateway and no agent; to it they are clients like any
 // other. What a connection says is read in the connection's own goroutine; what
 // it means is decided in one place, the core, a single goroutine that owns every
-// exchange, queue and channel and never waits for a socket or for the disk.
-// Bodies stay on disk (package store): a queue holds 48 bytes a message.
+// exchange, queue and channel and never waits for a socket, nor for the disk but to
+// read a message that died or must be moved.
+// Bodies stay on disk (package store): a queue holds 40 bytes a message.
 //
 // It gives RabbitMQ's answers (3.10, classic queues), with these exceptions, named
 // by the rows of the differential test, and why a gateway can't notice them:
@@ -82,9 +83,9 @@ type Server struct {
 	mu        sync.Mutex
 	listeners map[net.Listener]struct{} // guarded by mu, as is closing
 	closing   bool
-	conns     sync.WaitGroup // connection goroutines
-	count     atomic.Int64   // connections, also those that have not logged in
-	open      atomic.Int64   // those that have
+	conns     sync.WaitGroup // connections that have logged in; Add with mu held
+	open      atomic.Int64   // connections
+	strangers atomic.Int64   // those that have not logged in
 	done      chan struct{}  // closed when the core has ended
 	err       error          // why, if by itself; readable once done is closed
 }
@@ -99,6 +100,10 @@ func Open(o Options) (*Server, error) {
 		o.Heartbeat = 60 * time.Second
 	}
 	o.Limits = o.Limits.withDefaults()
+	if o.Limits.fit() {
+		o.Log.Warn("fewer connections than configured are taken, as the process may not open more files (ulimit -n)",
+			"connections", o.Limits.Connections)
+	}
 	s := &Server{opts: o, listeners: map[net.Listener]struct{}{}, done: make(chan struct{})}
 	c := newCore(s)
 	disk, found, err := store.Open(store.Options{
@@ -164,12 +169,8 @@ func (s *Server) Serve(l net.Listener) error {
 			raw.Close()
 			return s.stopped()
 		}
-		s.conns.Add(1)
 		s.mu.Unlock()
-		go func() { // ends with the connection, which Close ends
-			defer s.conns.Done()
-			s.serve(raw)
-		}()
+		go s.serve(raw) // ends with the connection, which Close ends
 	}
 }
 

@@ -17,6 +17,7 @@ type channel struct {
 	closing     bool // channel.close was sent; all but its answer is dropped
 	prefetch    int  // for consumers to come
 	globalLimit int  // unsettled deliveries of all consumers; 0: any number
+	delivered   int  // those there are
 	consumers   map[string]*consumer
 	deliveryTag uint64 // of the last delivery
 	held        map[uint64]*held
@@ -59,7 +60,7 @@ func (c *core) handle(b batch) {
 		case drained:
 			c.unstall(cn)
 		case damaged:
-			if ch := cn.channels[cmd.channel]; ch != nil && ch.held[cmd.tag] != nil {
+			if ch := cn.channels[cmd.channel]; ch != nil && ch.held[cmd.tag] != nil && ch.held[cmd.tag].entry.seq == cmd.seq {
 				ch.settleDeliveries(cmd.tag, false, acked)
 			}
 		case stands:
@@ -96,6 +97,10 @@ func (c *core) obey(cn *conn, cmd *command) {
 	}
 	if ch := cn.channels[cmd.channel]; ch != nil && ch.reply != nil {
 		ch.queued = append(ch.queued, *cmd)
+		return
+	}
+	if _, ok := cmd.method.(*wire.ConnectionClose); ok && cn.paused > 0 {
+		cn.goodbye = cmd // what came before it counts
 		return
 	}
 	v := c.dispatch(cn, cmd)

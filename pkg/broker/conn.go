@@ -26,8 +26,9 @@ type conn struct {
 	told     bool                // connection.blocked was sent
 	stalled  bool                // deliveries wait for the socket; a consumer's queues are looked at again when it has taken them
 	outgoing []item
-	touched  bool // it is in core.touched
-	paused   int  // channels that wait for the disk
+	touched  bool     // it is in core.touched
+	paused   int      // channels that wait for the disk
+	goodbye  *command // a connection.close that waits for them
 }
 
 func newConn(s *Server, raw net.Conn, in *wire.Reader, who client) *conn {
@@ -84,7 +85,8 @@ type command struct {
 	channel uint16
 	method  wire.Method
 	content *content
-	tag     uint64
+	tag     uint64     // of the delivery, and
+	seq     uint64     // of its message, where it can't be read
 	wrong   *violation // in place of a method
 }
 

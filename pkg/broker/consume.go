@@ -27,7 +27,7 @@ type held struct {
 func (k *consumer) may() bool {
 	ch := k.channel
 	return (k.limit == 0 || k.held < k.limit || k.noAck) &&
-		(ch.globalLimit == 0 || len(ch.held) < ch.globalLimit || k.noAck) && !ch.conn.closing
+		(ch.globalLimit == 0 || ch.delivered < ch.globalLimit || k.noAck) && !ch.conn.closing
 }
 
 // taker is the consumer whose turn it is, nil if none can take a delivery.
@@ -98,7 +98,6 @@ func (c *core) deliver(k *consumer, e entry) {
 	if e.tries < 255 {
 		e.tries++
 	}
-	k.held++
 	ch.hold(&held{q, k, e})
 }
 
@@ -108,7 +107,7 @@ func (c *core) handOut(ch *channel, method wire.Method, e entry, q *queue) {
 	ch.conn.out.deliveries.Add(1)
 	ch.conn.out.bytes.Add(int64(e.body))
 	c.counts.delivered++
-	it := item{channel: ch.id, method: method, body: c.store.Load(e.ref), size: int64(e.body)}
+	it := item{channel: ch.id, method: method, body: c.store.Load(e.ref), size: int64(e.body), seq: e.seq}
 	if q.rules.tries > 0 && e.tries > 0 {
 		it.tries = int32(e.tries)
 	}

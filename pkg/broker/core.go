@@ -34,7 +34,7 @@ type core struct {
 	seq       uint64 // of the last message
 	queueID   uint64 // of the last queue
 	now       int64  // unix ms, read once a step
-	bytes     int64  // bodies in all queues
+	bytes     int64  // the weight of all entries
 	messages  int64
 	alarms    alarms
 	counts    counts
@@ -43,9 +43,14 @@ type core struct {
 	sleeping  wakers
 
 	stamp     uint64   // of the last route
+	visit     uint64   // of its last key
 	found     []*queue // of the last route; the next one overwrites it, as do the next enqueue's:
 	taken     []*queue
 	places    []store.Place
+	dying     []death    // dead letters that wait for their turn
+	budget    int64      // bytes that may die yet in this step
+	buryLater bool       // one could not be read; the next tick tries again
+	again     bool       // the next step is due at once
 	dirty     []*queue   // to be looked at, at the end of the step
 	touched   []*conn    // with something in outgoing
 	confirmed []*channel // with something in acks
@@ -116,6 +121,12 @@ func (c *core) run() error {
 	defer tick.Stop()
 	for {
 		c.step()
+		if c.again {
+			select {
+			case c.durable <- struct{}{}: // wakes the next step, after what else has come
+			default:
+			}
+		}
 		select {
 		case b := <-c.in:
 			c.now = time.Now().UnixMilli()
@@ -171,6 +182,10 @@ func (c *core) more() {
 // timers, and the hand-over to the writers.
 func (c *core) step() {
 	c.serveQueues()
+	c.budget = buryBytes
+	for c.again = c.buryDead(); len(c.dirty) > 0; c.again = c.buryDead() {
+		c.serveQueues() // those that dead letters came to
+	}
 	c.weigh()
 	for _, ch := range c.confirmed {
 		ch.confirmMarked = false
@@ -223,6 +238,7 @@ func (c *core) nudge() {
 
 // tick looks at the limits, cleans the log, and takes the numbers.
 func (c *core) tick() {
+	c.buryLater = false
 	c.checkAlarms()
 	c.clean()
 	c.takeStats()

@@ -8,23 +8,61 @@ import (
 	"fleet/pkg/broker/wire"
 )
 
-// deadLetter ends a popped entry's life in q, and gives the message to q's
-// dead-letter exchange if it has one. The copy is in the log before the end is,
-// so a crash between leaves two rather than none.
+// death is a popped entry that waits to be given to its queue's dead-letter
+// exchange. In the log it is alive in its queue, so a crash loses nothing.
+type death struct {
+	queue  *queue
+	entry  entry
+	reason string
+}
+
+// deadLetter ends a popped entry's life in q: at once if q has no dead-letter
+// exchange, else in its turn (bury).
 func (c *core) deadLetter(q *queue, e entry, reason string) {
-	if !q.gone && q.rules.deadLetter != nil {
-		body := c.store.Load(e.ref)
-		// The one place where the core reads the disk: the headers must be
-		// rewritten. Most often the page cache has it.
-		m, err := body.Read()
-		body.Release()
-		if err != nil {
-			c.server.opts.Log.Error("a dead letter can't be read, so it is lost", "queue", q.name, "reason", reason, "err", err)
+	if q.gone || q.rules.deadLetter == nil {
+		c.drop(q, e)
+		return
+	}
+	c.dying = append(c.dying, death{q, e, reason})
+}
+
+// buryDead gives dead letters to their exchanges, as many as the disk keeps up
+// with; more is to be called again at once. The copy is in the log before the end
+// is, so a crash between leaves two rather than none.
+func (c *core) buryDead() (more bool) {
+	for len(c.dying) > 0 {
+		d := c.dying[0]
+		if d.queue.gone {
+			c.forgetHeld(&d.entry)
 		} else {
-			c.bury(q, m, e.durable() || c.persistent(m), reason)
+			if c.budget <= 0 {
+				return true
+			}
+			if c.buryLater || c.store.Backlog() >= backlogBytes {
+				return false // the disk's next word, or the next tick, goes on
+			}
+			body := c.store.Load(d.entry.ref)
+			m, err := body.Read() // most often the page cache has it
+			body.Release()
+			if err != nil && !store.Damaged(err) {
+				c.buryLater = true // it may pass
+				c.server.opts.Log.Error("a dead letter can't be read; it is tried again", "queue", d.queue.name, "err", err)
+				return false
+			}
+			if err != nil {
+				c.server.opts.Log.Error("a dead letter is lost", "queue", d.queue.name, "reason", d.reason, "err", err)
+			} else {
+				c.bury(d.queue, m, d.entry.durable() || c.persistent(m), d.reason)
+			}
+			c.drop(d.queue, d.entry)
+			c.budget -= d.entry.weight()
+		}
+		c.dying[0] = death{}
+		if c.dying = c.dying[1:]; len(c.dying) == 0 {
+			c.dying = nil
 		}
 	}
-	c.drop(q, e)
+	return false
 }
 
 func (c *core) persistent(m store.Message) bool {
@@ -59,7 +97,8 @@ func (c *core) bury(q *queue, m store.Message, persistent bool, reason string) {
 		delete(p.Headers, "CC")
 	}
 	dead := store.Message{Exchange: x.name, Key: keys[0], Properties: p.Append(nil), Body: m.Body}
-	// What a publish in progress has found and chosen is not to be overwritten.
+	// A publish that a full queue refuses (reject-publish-dlx) is in progress, and
+	// what it has found and chosen is not to be overwritten.
 	found, places, taken := c.found, c.places, c.taken
 	c.found, c.places, c.taken = nil, nil, nil
 	defer func() { c.found, c.places, c.taken = found, places, taken }()

@@ -3,6 +3,7 @@ package broker
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"fleet/pkg/broker/store"
@@ -17,25 +18,30 @@ func exchangeKey(name string) string { return "exchange\x00" + name }
 func queueKey(name string) string    { return "queue\x00" + name }
 
 func bindingKey(b *binding) string {
-	to := "e\x00"
+	kind, to := "q", ""
 	if b.queue != nil {
-		to = "q\x00" + b.queue.name
+		to = b.queue.name
 	} else {
-		to += b.exchange.name
+		kind, to = "e", b.exchange.name
 	}
-	return strings.Join([]string{"binding", b.source.name, to, b.key, b.argsKey}, "\x00")
+	key := "binding"
+	for _, part := range []string{b.source.name, kind, to, b.key, b.argsKey} {
+		key += "\x00" + strconv.Itoa(len(part)) + ":" + part // a name may hold any byte
+	}
+	return key
 }
 
+// definition's names are bytes, because JSON would change what is no UTF-8.
 type definition struct {
-	Name       string `json:"name,omitempty"`
+	Name       []byte `json:"name,omitempty"`
 	ID         uint64 `json:"id,omitempty"` // of a queue
 	Type       string `json:"type,omitempty"`
 	AutoDelete bool   `json:"auto_delete,omitempty"`
 	Internal   bool   `json:"internal,omitempty"`
-	Source     string `json:"source,omitempty"` // of a binding, as what follows
-	Queue      string `json:"queue,omitempty"`
-	Exchange   string `json:"exchange,omitempty"`
-	Key        string `json:"key,omitempty"`
+	Source     []byte `json:"source,omitempty"` // of a binding, as what follows
+	Queue      []byte `json:"queue,omitempty"`
+	Exchange   []byte `json:"exchange,omitempty"`
+	Key        []byte `json:"key,omitempty"`
 	Args       []byte `json:"args,omitempty"`
 }
 
@@ -51,67 +57,71 @@ func encode(d definition, args wire.Table) []byte {
 }
 
 func (x *exchange) encode() []byte {
-	return encode(definition{Name: x.name, Type: string(x.kind), AutoDelete: x.autoDelete, Internal: x.internal}, x.args)
+	return encode(definition{Name: []byte(x.name), Type: string(x.kind), AutoDelete: x.autoDelete, Internal: x.internal}, x.args)
 }
 
 func (q *queue) encode() []byte {
-	return encode(definition{Name: q.name, ID: q.id, AutoDelete: q.autoDelete}, q.args)
+	return encode(definition{Name: []byte(q.name), ID: q.id, AutoDelete: q.autoDelete}, q.args)
 }
 
 func (b *binding) encode() []byte {
-	d := definition{Source: b.source.name, Key: b.key}
+	d := definition{Source: []byte(b.source.name), Key: []byte(b.key)}
 	if b.queue != nil {
-		d.Queue = b.queue.name
+		d.Queue = []byte(b.queue.name)
 	} else {
-		d.Exchange = b.exchange.name
+		d.Exchange = []byte(b.exchange.name)
 	}
 	return encode(d, b.args)
 }
 
 // restore builds the queues and exchanges that the store has kept.
 func (c *core) restore(found *store.Recovered) error {
-	byKind := map[string][]definition{}
-	args := map[string][]wire.Table{}
+	type kept struct {
+		definition
+		storeKey string
+		args     wire.Table
+	}
+	byKind := map[string][]kept{}
 	for key, value := range found.Definitions {
-		kind, _, _ := strings.Cut(key, "\x00")
-		var d definition
-		err := json.Unmarshal(value, &d)
-		var t wire.Table
-		if err == nil && len(d.Args) > 0 {
-			t, _, err = wire.ParseTable(d.Args)
+		k := kept{storeKey: key}
+		err := json.Unmarshal(value, &k.definition)
+		if err == nil && len(k.Args) > 0 {
+			k.args, _, err = wire.ParseTable(k.Args)
 		}
 		if err != nil {
 			return fault.New(fault.Failed, "the broker's definition %q can't be read: %v", key, err).
 				WithHint("the files were written by a newer version, or damaged; nothing was changed")
 		}
-		byKind[kind] = append(byKind[kind], d)
-		args[kind] = append(args[kind], t)
+		kind, _, _ := strings.Cut(key, "\x00")
+		byKind[kind] = append(byKind[kind], k)
 	}
-	for i, d := range byKind["exchange"] {
-		x := &exchange{name: d.Name, kind: exchangeKind(d.Type), durable: true, autoDelete: d.AutoDelete, internal: d.Internal, args: args["exchange"][i]}
+	for _, d := range byKind["exchange"] {
+		x := &exchange{name: string(d.Name), kind: exchangeKind(d.Type), durable: true, autoDelete: d.AutoDelete, internal: d.Internal, args: d.args}
 		x.alternate, _ = x.args["alternate-exchange"].(string)
 		c.exchanges[x.name] = x
 	}
-	for i, d := range byKind["queue"] {
-		r, v := c.parseRules(d.Name, args["queue"][i])
+	for _, d := range byKind["queue"] {
+		r, v := c.parseRules(string(d.Name), d.args)
 		if v != nil {
 			return fmt.Errorf("restore queue %s: %s", d.Name, v.text)
 		}
-		q := &queue{id: d.ID, name: d.Name, durable: true, autoDelete: d.AutoDelete, args: args["queue"][i], rules: r}
+		q := &queue{id: d.ID, name: string(d.Name), durable: true, autoDelete: d.AutoDelete, args: d.args, rules: r}
 		c.queueID = max(c.queueID, q.id)
 		c.addQueue(q)
 		c.refill(q, found.Queues[q.id])
 		delete(found.Queues, q.id)
 	}
-	for i, d := range byKind["binding"] {
-		b := &binding{source: c.exchanges[d.Source], queue: c.queues[d.Queue], exchange: c.exchanges[d.Exchange], key: d.Key, args: args["binding"][i]}
-		if d.Queue == "" {
-			b.queue = nil
+	for _, d := range byKind["binding"] {
+		b := &binding{source: c.exchanges[string(d.Source)], key: string(d.Key), args: d.args}
+		if len(d.Queue) > 0 {
+			b.queue = c.queues[string(d.Queue)]
 		} else {
-			b.exchange = nil
+			b.exchange = c.exchanges[string(d.Exchange)]
 		}
 		if b.source == nil || b.queue == nil && b.exchange == nil {
-			continue // its end was deleted, and the crash came before the next record
+			// Its end was deleted, and the crash came before the next record.
+			c.store.Delete(d.storeKey)
+			continue
 		}
 		b.argsKey = string(b.args.Append(nil))
 		b.source.add(b)

@@ -27,6 +27,8 @@ type exchange struct {
 	args        wire.Table
 	alternate   string // exchange for what has no route; "" for none
 
+	visit    uint64                // of the last route and key that came by
+	index    map[string]*binding   // all, by bindingKey
 	exact    map[string][]*binding // by key: direct, and topic keys without wildcards
 	patterns []*binding            // topic keys with wildcards, and all of a fanout
 	into     map[*binding]struct{} // bindings of which this exchange is the destination
@@ -39,12 +41,9 @@ type binding struct {
 	exchange *exchange //
 	key      string
 	words    []string // of a topic key
+	at       int      // in the list of its exchange
 	args     wire.Table
 	argsKey  string // args encoded: with destination and key it tells bindings apart
-}
-
-func (b *binding) same(o *binding) bool {
-	return b.queue == o.queue && b.exchange == o.exchange && b.key == o.key && b.argsKey == o.argsKey
 }
 
 func (b *binding) durable() bool {
@@ -59,20 +58,13 @@ func (x *exchange) listed(key string) (exact bool) {
 	return x.kind == direct || x.kind == topic && !strings.ContainsAny(key, "*#")
 }
 
-func (x *exchange) find(like *binding) *binding {
-	list := x.patterns
-	if x.listed(like.key) {
-		list = x.exact[like.key]
-	}
-	for _, b := range list {
-		if b.same(like) {
-			return b
-		}
-	}
-	return nil
-}
+func (x *exchange) find(like *binding) *binding { return x.index[bindingKey(like)] }
 
 func (x *exchange) add(b *binding) {
+	if x.index == nil {
+		x.index = map[string]*binding{}
+	}
+	x.index[bindingKey(b)] = b
 	if x.kind == topic {
 		b.words = words(b.key)
 	}
@@ -80,8 +72,10 @@ func (x *exchange) add(b *binding) {
 		if x.exact == nil {
 			x.exact = map[string][]*binding{}
 		}
+		b.at = len(x.exact[b.key])
 		x.exact[b.key] = append(x.exact[b.key], b)
 	} else {
+		b.at = len(x.patterns)
 		x.patterns = append(x.patterns, b)
 	}
 	if b.queue != nil {
@@ -95,15 +89,15 @@ func (x *exchange) add(b *binding) {
 }
 
 func (x *exchange) remove(b *binding) {
-	is := func(o *binding) bool { return o == b }
+	delete(x.index, bindingKey(b))
 	if x.listed(b.key) {
-		if list := slices.DeleteFunc(x.exact[b.key], is); len(list) > 0 {
+		if list := without(x.exact[b.key], b); len(list) > 0 {
 			x.exact[b.key] = list
 		} else {
 			delete(x.exact, b.key)
 		}
 	} else {
-		x.patterns = slices.DeleteFunc(x.patterns, is)
+		x.patterns = without(x.patterns, b)
 	}
 	if b.queue != nil {
 		delete(b.queue.bindings, b)
@@ -112,29 +106,37 @@ func (x *exchange) remove(b *binding) {
 	}
 }
 
-// all lists x's bindings.
-func (x *exchange) all() []*binding {
-	return slices.Concat(x.patterns, slices.Concat(slices.Collect(maps.Values(x.exact))...))
+// without takes b out of the list that it stands in; the last takes its place.
+func without(list []*binding, b *binding) []*binding {
+	last := list[len(list)-1]
+	list[b.at], last.at = last, b.at
+	list[len(list)-1] = nil
+	return list[:len(list)-1]
 }
 
-func (x *exchange) unused() bool { return len(x.exact) == 0 && len(x.patterns) == 0 }
+// all lists x's bindings.
+func (x *exchange) all() []*binding { return slices.Collect(maps.Values(x.index)) }
+
+func (x *exchange) unused() bool { return len(x.index) == 0 }
 
 // route lists the queues to which key leads, each once.
 func (c *core) route(x *exchange, keys ...string) []*queue {
 	c.stamp++
 	found := c.found[:0]
 	for _, key := range keys {
-		found = c.follow(x, key, found, nil)
+		c.visit++
+		found = c.follow(x, key, found)
 	}
 	c.found = found
 	return found
 }
 
-// follow goes on from x, but not through an exchange on the path to it.
-func (c *core) follow(x *exchange, key string, found []*queue, path []*exchange) []*queue {
-	if slices.Contains(path, x) {
+// follow goes on from x, unless it was there already with this key.
+func (c *core) follow(x *exchange, key string, found []*queue) []*queue {
+	if x.visit == c.visit {
 		return found
 	}
+	x.visit = c.visit
 	if x.name == "" {
 		return c.reach(c.queues[key], found)
 	}
@@ -144,7 +146,7 @@ func (c *core) follow(x *exchange, key string, found []*queue, path []*exchange)
 		if b.queue != nil {
 			found = c.reach(b.queue, found)
 		} else {
-			found = c.follow(b.exchange, key, found, append(path, x))
+			found = c.follow(b.exchange, key, found)
 		}
 	}
 	for _, b := range x.exact[key] {
@@ -163,7 +165,7 @@ func (c *core) follow(x *exchange, key string, found []*queue, path []*exchange)
 	}
 	if !reached && x.alternate != "" {
 		if a := c.exchanges[x.alternate]; a != nil {
-			found = c.follow(a, key, found, append(path, x))
+			found = c.follow(a, key, found)
 		}
 	}
 	return found

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"fleet/pkg/broker/wire"
@@ -28,11 +29,12 @@ type client struct {
 // serve speaks with one client until its connection ends.
 func (s *Server) serve(raw net.Conn) {
 	defer raw.Close()
-	if n := s.count.Add(1); n > 2*int64(s.opts.Limits.Connections) {
-		s.count.Add(-1)
-		return // those that have not logged in count too, up to here
+	if s.strangers.Add(1) > maxStrangers {
+		s.strangers.Add(-1)
+		return
 	}
-	defer s.count.Add(-1)
+	known := sync.OnceFunc(func() { s.strangers.Add(-1) })
+	defer known()
 	if t, ok := raw.(*net.TCPConn); ok {
 		t.SetNoDelay(true)
 	}
@@ -64,7 +66,16 @@ func (s *Server) serve(raw net.Conn) {
 	}
 	raw.SetDeadline(time.Time{})
 	close(shaken)
+	known()
 	patience.silent = 2 * who.heartbeat
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		return
+	}
+	s.conns.Add(1)
+	s.mu.Unlock()
+	defer s.conns.Done()
 	newConn(s, raw, in, who).run()
 }
 

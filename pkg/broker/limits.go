@@ -11,7 +11,8 @@ type Limits struct {
 	Connections int // 1,000
 	Channels    int // per connection: 2,047, as RabbitMQ's
 	Queues      int // 50,000
-	// Bytes bounds the bodies and headers in all queues; above it publishers are
+	// Bytes bounds what all queues hold, each message with its headers and some
+	// 100 bytes of the broker's own; above it publishers are
 	// blocked (connection.blocked) until consumers have made room. 8 GiB.
 	Bytes int64
 	// MessageBytes is the largest body. 16 MiB, as RabbitMQ 4's.
@@ -19,6 +20,22 @@ type Limits struct {
 	// DiskFree is how much must stay free on the disk; below it publishers are
 	// blocked. 256 MiB.
 	DiskFree int64
+}
+
+// fit lowers the limit of connections to what the process may open: one
+// descriptor for each, besides those of the log, of strangers and of whatever
+// else runs in the process.
+func (l *Limits) fit() (lowered bool) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return false
+	}
+	most := max((int64(min(files.Cur, 1<<20))-maxStrangers-200)/2, 10)
+	if int64(l.Connections) <= most {
+		return false
+	}
+	l.Connections = int(most)
+	return true
 }
 
 func (l Limits) withDefaults() Limits {
@@ -43,6 +60,8 @@ func (l Limits) withDefaults() Limits {
 
 const (
 	frameMax = 131072 // bytes, as RabbitMQ's
+	// maxStrangers bounds the connections that have not logged in.
+	maxStrangers = 250
 	// handshakeBound is how long a client may take from its first byte to the
 	// open virtual host.
 	handshakeBound = 10 * time.Second
@@ -50,6 +69,8 @@ const (
 	closeBound = 3 * time.Second
 	// writeBound is how long a socket may take none of what is written to it.
 	writeBound = 30 * time.Second
+	// writePiece is how much is written under one writeBound.
+	writePiece = 64 << 10
 	// batchCommands and batchBytes bound what a connection hands to the core at once.
 	batchCommands = 128
 	batchBytes    = 1 << 20
@@ -61,6 +82,8 @@ const (
 	outItems = 4096
 	// backlogBytes is how much may wait for the disk before publishers stand.
 	backlogBytes = 32 << 20
+	// buryBytes is how much dies in one step of the core.
+	buryBytes = 4 << 20
 	// sweepAtOnce bounds how many messages expire in one step of the core.
 	sweepAtOnce = 512
 	// tickEvery is how often limits are looked at.

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,7 @@ type item struct {
 	body    *store.Body // a message to read from the store; exchange and key go into the method
 	message *store.Message
 	size    int64 // of its body in bytes
+	seq     uint64
 	tries   int32 // earlier deliveries, where the client is told (LavinMQ)
 	last    bool  // the socket is closed after it
 }
@@ -92,9 +92,9 @@ func (o *outbox) hold(yes bool) {
 func (o *outbox) awaitRoom(may func() bool, waiting *atomic.Int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for !o.closed && (o.held || len(o.items) > outItems || !may()) {
+	for !o.closed && (o.held || o.crowded() || !may()) {
 		waiting.Add(1)
-		if o.closed || o.held || len(o.items) > outItems || !may() { // seen by whoever reads waiting after a change
+		if o.closed || o.held || o.crowded() || !may() { // seen by whoever reads waiting after a change
 			o.room.Wait()
 		}
 		waiting.Add(-1)
@@ -102,9 +102,19 @@ func (o *outbox) awaitRoom(may func() bool, waiting *atomic.Int64) bool {
 	return !o.closed
 }
 
+// crowded says whether so much waits that the client is not read any more.
+func (o *outbox) crowded() bool { return len(o.items) > outItems || o.bytes.Load() > 2*outBytes }
+
 // full says whether enough deliveries wait for the socket.
 func (o *outbox) full() bool {
 	return o.deliveries.Load() >= outDeliveries || o.bytes.Load() >= outBytes
+}
+
+// relax lets a reader that waits for room look again.
+func (o *outbox) relax() {
+	o.mu.Lock()
+	o.room.Broadcast()
+	o.mu.Unlock()
 }
 
 // take returns what waits; nil after idle without anything, false at the end.
@@ -113,9 +123,6 @@ func (o *outbox) take(idle *time.Timer) ([]item, bool) {
 		o.mu.Lock()
 		items, closed := o.items, o.closed
 		o.items = nil
-		if len(items) > outItems {
-			o.room.Broadcast()
-		}
 		o.mu.Unlock()
 		if closed {
 			release(items)
@@ -174,6 +181,7 @@ func (c *conn) write() {
 		if !c.flush(buf) {
 			return
 		}
+		c.out.relax()
 		idle.Reset(beat)
 		if buf = buf[:0]; cap(buf) > 1<<20 {
 			buf = nil
@@ -205,6 +213,8 @@ func (c *conn) render(b []byte, it *item) ([]byte, error) {
 			return b, err
 		}
 		m = &read
+	} else {
+		c.out.bytes.Add(-it.size)
 	}
 	switch to := it.method.(type) {
 	case *wire.BasicDeliver:
@@ -222,7 +232,7 @@ func (c *conn) render(b []byte, it *item) ([]byte, error) {
 // skip leaves out a message that the disk has lost, and tells the core.
 func (c *conn) skip(b []byte, it *item, err error) []byte {
 	c.server.opts.Log.Error("a stored message is lost", "err", err)
-	lost := command{event: damaged, channel: it.channel}
+	lost := command{event: damaged, channel: it.channel, seq: it.seq}
 	switch m := it.method.(type) {
 	case *wire.BasicDeliver:
 		lost.tag = m.DeliveryTag
@@ -250,15 +260,14 @@ func counted(properties []byte, tries int32) []byte {
 // flush writes b; a socket that takes nothing for long is given up.
 func (c *conn) flush(b []byte) bool {
 	for len(b) > 0 {
+		// In pieces, each with its own time: a slow client is not a dead one, and a
+		// timeout is the end of a TLS connection.
 		c.raw.SetWriteDeadline(time.Now().Add(writeBound))
-		n, err := c.raw.Write(b)
-		if b = b[n:]; err == nil {
-			continue
-		}
-		var timeout net.Error
-		if !asTimeout(err, &timeout) || n == 0 {
+		n, err := c.raw.Write(b[:min(len(b), writePiece)])
+		if err != nil {
 			return false
 		}
+		b = b[n:]
 	}
 	return true
 }

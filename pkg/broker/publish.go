@@ -103,9 +103,10 @@ func (c *core) enqueue(queues []*queue, m store.Message, persistent bool, ttl in
 		return 0, refused
 	}
 	c.seq++
-	ref, at := c.store.Append(c.seq, m, places, sync && kept)
+	seq := c.seq
+	ref, at := c.store.Append(seq, m, places, sync && kept)
 	for i, q := range taken {
-		e := entry{seq: c.seq, expires: places[i].Expires, ref: ref, body: uint32(len(m.Body))}
+		e := entry{seq: seq, expires: places[i].Expires, ref: ref, body: uint32(len(m.Body))}
 		if places[i].Durable {
 			e.flags |= flagDurable
 		}
@@ -191,7 +192,9 @@ func copies(properties []byte, keys []string) ([]byte, []string, *violation) {
 // giveBack returns what has no route.
 func (ch *channel) giveBack(m *wire.BasicPublish, message store.Message) {
 	ch.core.counts.returned++
-	ch.core.send(ch.conn, item{channel: ch.id, message: &message, method: &wire.BasicReturn{
+	size := int64(len(message.Body) + len(message.Properties))
+	ch.conn.out.bytes.Add(size)
+	ch.core.send(ch.conn, item{channel: ch.id, message: &message, size: size, method: &wire.BasicReturn{
 		ReplyCode: 312, ReplyText: "NO_ROUTE", Exchange: m.Exchange, RoutingKey: m.RoutingKey}})
 }
 
@@ -280,6 +283,10 @@ func (ch *channel) settle(upTo store.Position) {
 		ch.queued = nil
 		for i := range queued {
 			ch.core.obey(ch.conn, &queued[i]) // may pause again, and then queues the rest
+		}
+		if last := ch.conn.goodbye; last != nil && ch.conn.paused == 0 {
+			ch.conn.goodbye = nil
+			ch.core.obey(ch.conn, last)
 		}
 	}
 	if ch.reply != nil || len(ch.unconfirmed) > 0 {

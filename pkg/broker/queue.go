@@ -10,7 +10,7 @@ import (
 
 // queue is one queue: its waiting entries, its consumers and its rules.
 type queue struct {
-	id         uint64 // never used again, also not after a restart
+	id         uint64 // never used for another while the log has anything of it
 	name       string
 	durable    bool
 	autoDelete bool
@@ -91,7 +91,7 @@ func (c *core) mark(q *queue) {
 func (c *core) push(q *queue, e entry) {
 	q.ready.push(e)
 	q.bytes += int64(e.body)
-	c.bytes += int64(e.body)
+	c.bytes += e.weight()
 	c.messages++
 	c.mark(q)
 }
@@ -125,7 +125,7 @@ func (c *core) drop(q *queue, e entry) {
 	if q.gone {
 		return // its messages were forgotten with it
 	}
-	c.bytes -= int64(e.body)
+	c.bytes -= e.weight()
 	c.messages--
 	if e.flags&flagLost == 0 {
 		c.store.Remove(e.ref, q.id, e.seq, e.durable())
@@ -136,11 +136,11 @@ func (c *core) drop(q *queue, e entry) {
 // forget drops all that q holds or has given out, without a record for each.
 func (c *core) forget(q *queue) {
 	q.ready.each(func(e *entry) {
+		c.bytes -= e.weight()
 		if e.flags&flagLost == 0 {
 			c.store.Forget(e.ref)
 		}
 	})
-	c.bytes -= q.bytes
 	c.messages -= int64(q.ready.len())
 	q.ready, q.bytes = ready{}, 0
 }
@@ -282,9 +282,11 @@ func (c *core) deleteQueue(q *queue) store.Position {
 		}
 	}
 	q.consumers, q.exclusive, q.active = nil, nil, nil
-	for cn := range c.conns {
-		for _, ch := range cn.channels {
-			ch.abandon(q)
+	if q.held > 0 {
+		for cn := range c.conns {
+			for _, ch := range cn.channels {
+				ch.abandon(q)
+			}
 		}
 	}
 	c.forget(q)

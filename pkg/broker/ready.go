@@ -25,6 +25,10 @@ const (
 
 func (e *entry) durable() bool { return e.flags&flagDurable != 0 }
 
+// weight is what e takes of the limit on stored bytes: its share of the record in
+// the log, and the memory of the entry itself.
+func (e *entry) weight() int64 { return int64(e.ref.Length) + 64 }
+
 // alive says whether e may be delivered; now is in unix ms.
 func (e *entry) alive(now int64) bool {
 	return e.flags&flagLost == 0 && (e.expires == 0 || e.expires > now)

@@ -6,6 +6,10 @@ func (ch *channel) hold(h *held) {
 		ch.lowest = ch.deliveryTag
 	}
 	ch.held[ch.deliveryTag] = h
+	if h.consumer != nil {
+		h.consumer.held++
+		ch.delivered++
+	}
 }
 
 // release takes a delivery out of the channel's hand.
@@ -14,6 +18,7 @@ func (ch *channel) release(tag uint64) *held {
 	delete(ch.held, tag)
 	if h.consumer != nil {
 		h.consumer.held--
+		ch.delivered--
 	}
 	return h
 }
@@ -47,7 +52,7 @@ const (
 	rejected
 )
 
-// settle ends the deliveries that a client names.
+// settleDeliveries ends the deliveries that a client names.
 func (ch *channel) settleDeliveries(tag uint64, multiple bool, f fate) *violation {
 	list, ok := ch.tags(tag, multiple)
 	if !ok {
@@ -92,17 +97,23 @@ func (ch *channel) requeueAll() {
 		h := ch.release(tag)
 		ch.core.putBack(h.queue, h.entry)
 	}
+	ch.resume()
 }
 
 // abandon is told that q is gone; the tags of what it had stay known.
 func (ch *channel) abandon(q *queue) {
 	for _, h := range ch.held {
 		if h.queue == q {
-			if h.entry.flags&flagLost == 0 {
-				ch.core.store.Forget(h.entry.ref)
-			}
-			ch.core.bytes -= int64(h.entry.body)
-			ch.core.messages--
+			ch.core.forgetHeld(&h.entry)
 		}
 	}
+}
+
+// forgetHeld drops a popped entry of a queue that is gone.
+func (c *core) forgetHeld(e *entry) {
+	if e.flags&flagLost == 0 {
+		c.store.Forget(e.ref)
+	}
+	c.bytes -= e.weight()
+	c.messages--
 }

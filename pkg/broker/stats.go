@@ -8,7 +8,7 @@ type Stats struct {
 	Exchanges   int
 	Consumers   int
 	Messages    int64 // waiting or delivered and not settled
-	Bytes       int64 // of their bodies
+	Bytes       int64 // what they take of Limits.Bytes
 	LogBytes    int64 // the log's size on disk
 	Blocked     bool  // publishers are blocked
 

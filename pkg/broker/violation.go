@@ -3,7 +3,6 @@ package broker
 import (
 	"errors"
 	"fmt"
-	"net"
 
 	"fleet/pkg/broker/wire"
 )
@@ -57,8 +56,4 @@ func asWire(err error) *wire.Error {
 		return v
 	}
 	return &wire.Error{Code: 501, Text: err.Error()}
-}
-
-func asTimeout(err error, to *net.Error) bool {
-	return errors.As(err, to) && (*to).Timeout()
 }
