@@ -20,7 +20,7 @@
 //   - B13/offers: what goes with the above is not announced, nor is a direct
 //     reply-to; gateways answer over their own queues.
 //   - B13/login, wire/tuning, wire/out_of_order_handshake: where RabbitMQ hangs up
-//     without a word, the reason is said first.
+//     without a word, the reason is said first, and a channel_max of 0 is taken.
 //   - wire/channels: a channel number over the maximum is refused already at the
 //     first; client libraries keep to the maximum.
 //   - wire/bad_frames, wire/bad_content: a basic.cancel-ok is taken at any time,

@@ -110,7 +110,8 @@ func (c *core) bury(q *queue, m store.Message, persistent bool, reason string) {
 		return
 	}
 	c.counts.deadLettered++
-	c.enqueue(to, dead, persistent, -1, false)
+	// The disk's word is asked for only where the next in line will need it.
+	c.enqueue(to, dead, persistent, -1, c.store.Backlog() > backlogBytes/2)
 }
 
 // recordDeath writes down in the headers where and why the message died, newest

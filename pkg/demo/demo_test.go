@@ -321,3 +321,20 @@ func TestR54_WorkerAnswersWhatItReads(t *testing.T) {
 		t.Errorf("interrupted: %v", err)
 	}
 }
+
+// TestR54_ForeignDirectory: a directory that others may write into says nothing.
+func TestR54_ForeignDirectory(t *testing.T) {
+	s := aStage(t)
+	if err := os.WriteFile(s.pidFile(playerName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(s.dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := Stop(s.dir); !errors.Is(err, fault.Refused) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(s.dir); err != nil {
+		t.Errorf("it is gone: %v", err)
+	}
+}

@@ -67,6 +67,12 @@ func openStage(dir string) (stage, error) {
 		return stage{}, fault.New(fault.Usage, "%s is not the directory of a demo", dir).
 			WithHint("`fleet demo --keep` prints which it is")
 	}
+	// What lies in it says which processes are ended, so nobody else may write there.
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil || int(st.Uid) != os.Getuid() || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Mode&0o077 != 0 {
+		return stage{}, fault.New(fault.Refused, "%s is not a directory of yours alone", dir).
+			WithHint("it is not touched; a demo's directory belongs to who started it, with mode 0700")
+	}
 	return s, nil
 }
 
