@@ -100,106 +100,132 @@ type refusal struct {
 
 func (r *refusal) Error() string { return fmt.Sprintf("refused with %d: %s", r.code, r.text) }
 
+// handshake is one in progress.
+type handshake struct {
+	server *Server
+	raw    net.Conn
+	in     *wire.Reader
+	who    client
+}
+
+// shakeHands goes on to the open virtual host. A client that does something
+// wrong is told so first.
 func (s *Server) shakeHands(raw net.Conn, in *wire.Reader) (client, error) {
-	var who client
-	if t, ok := raw.(*tls.Conn); ok {
-		if err := t.Handshake(); err != nil {
-			return who, fmt.Errorf("make TLS: %w", err)
-		}
-	}
-	header, err := in.Protocol()
-	if err != nil {
-		return who, err
-	}
-	if header != protocol {
-		raw.Write(protocol[:])
-		return who, fmt.Errorf("it speaks something else: %q", header[:])
-	}
-	say := func(m wire.Method) error {
-		_, err := raw.Write(wire.AppendMethod(nil, 0, m))
-		return err
-	}
-	refuse := func(code uint16, class, method uint16, format string, args ...any) (client, error) {
-		text := replyText(code, format, args...)
-		say(&wire.ConnectionClose{ReplyCode: code, ReplyText: text, ClassID: class, MethodID: method})
-		awaitCloseOK(in)
-		return who, &refusal{code, text}
-	}
-	broken := func(err error) (client, error) {
+	h := &handshake{server: s, raw: raw, in: in}
+	for _, step := range []func() error{h.greet, h.login, h.tune, h.open} {
+		err := step()
 		var v *wire.Error
 		if errors.As(err, &v) {
-			return refuse(v.Code, v.Class, v.Method, "%s", v.Text)
+			err = h.refuse(v.Code, v.Class, v.Method, "%s", v.Text)
 		}
-		return who, err
+		if err != nil {
+			return client{}, err
+		}
 	}
+	return h.who, nil
+}
 
-	if err := say(&wire.ConnectionStart{VersionMajor: 0, VersionMinor: 9, ServerProperties: s.properties(),
-		Mechanisms: "PLAIN", Locales: "en_US"}); err != nil {
-		return who, err
+func (h *handshake) say(m wire.Method) error {
+	_, err := h.raw.Write(wire.AppendMethod(nil, 0, m))
+	return err
+}
+
+// refuse tells the client why and returns it as an error.
+func (h *handshake) refuse(code uint16, class, method uint16, format string, args ...any) error {
+	text := replyText(code, format, args...)
+	h.say(&wire.ConnectionClose{ReplyCode: code, ReplyText: text, ClassID: class, MethodID: method})
+	awaitCloseOK(h.in)
+	return &refusal{code, text}
+}
+
+// greet is TLS and the protocol's header.
+func (h *handshake) greet() error {
+	if t, ok := h.raw.(*tls.Conn); ok {
+		if err := t.Handshake(); err != nil {
+			return fmt.Errorf("make TLS: %w", err)
+		}
 	}
-	started, err := expect[*wire.ConnectionStartOK](in)
+	header, err := h.in.Protocol()
 	if err != nil {
-		return broken(err)
+		return err
+	}
+	if header != protocol {
+		h.raw.Write(protocol[:])
+		return fmt.Errorf("it speaks something else: %q", header[:])
+	}
+	return nil
+}
+
+func (h *handshake) login() error {
+	if err := h.say(&wire.ConnectionStart{VersionMajor: 0, VersionMinor: 9, ServerProperties: h.server.properties(),
+		Mechanisms: "PLAIN", Locales: "en_US"}); err != nil {
+		return err
+	}
+	started, err := expect[*wire.ConnectionStartOK](h.in)
+	if err != nil {
+		return err
 	}
 	capabilities, _ := started.ClientProperties["capabilities"].(wire.Table)
 	able := func(name string) bool { yes, _ := capabilities[name].(bool); return yes }
-	who.cancelNotify, who.blockedNotices = able("consumer_cancel_notify"), able("connection.blocked")
-	who.name, _ = started.ClientProperties["connection_name"].(string)
+	h.who.cancelNotify, h.who.blockedNotices = able("consumer_cancel_notify"), able("connection.blocked")
+	h.who.name, _ = started.ClientProperties["connection_name"].(string)
 	if started.Mechanism != "PLAIN" {
-		return refuse(503, 10, 11, "unknown authentication mechanism '%.40s'", started.Mechanism)
+		return h.refuse(503, 10, 11, "unknown authentication mechanism '%.40s'", started.Mechanism)
 	}
 	parts := bytes.Split([]byte(started.Response), []byte{0})
 	if len(parts) == 3 && len(parts[0]) == 0 { // nobody acts for another
-		who.user = string(parts[1])
+		h.who.user = string(parts[1])
 	}
-	if who.user == "" || !s.authentic(raw, who.user, string(parts[2])) {
-		text := replyText(403, "Login was refused using authentication mechanism PLAIN. For details see the broker logfile.")
-		if able("authentication_failure_close") {
-			say(&wire.ConnectionClose{ReplyCode: 403, ReplyText: text})
-			awaitCloseOK(in)
-		}
-		return who, &refusal{403, fmt.Sprintf("wrong user or password for %q", who.user)}
+	if h.who.user != "" && h.server.authentic(h.raw, h.who.user, string(parts[2])) {
+		return nil
 	}
+	if able("authentication_failure_close") {
+		h.refuse(403, 0, 0, "Login was refused using authentication mechanism PLAIN. For details see the broker logfile.")
+	}
+	return &refusal{403, fmt.Sprintf("wrong user or password for %q", h.who.user)}
+}
 
-	channelMax := uint16(s.opts.Limits.Channels)
-	if s.opts.Answers == LavinMQ {
+func (h *handshake) tune() error {
+	channelMax := uint16(h.server.opts.Limits.Channels)
+	if h.server.opts.Answers == LavinMQ {
 		channelMax++ // 2,048
 	}
-	proposed := uint16(min(s.opts.Heartbeat/time.Second, 65535))
-	if err := say(&wire.ConnectionTune{ChannelMax: channelMax, FrameMax: frameMax, Heartbeat: proposed}); err != nil {
-		return who, err
+	proposed := uint16(min(h.server.opts.Heartbeat/time.Second, 65535))
+	if err := h.say(&wire.ConnectionTune{ChannelMax: channelMax, FrameMax: frameMax, Heartbeat: proposed}); err != nil {
+		return err
 	}
-	tuned, err := expect[*wire.ConnectionTuneOK](in)
+	tuned, err := expect[*wire.ConnectionTuneOK](h.in)
 	if err != nil {
-		return broken(err)
+		return err
 	}
-	who.frameMax, who.channelMax = tuned.FrameMax, tuned.ChannelMax
-	who.heartbeat = time.Duration(tuned.Heartbeat) * time.Second
+	h.who.frameMax, h.who.channelMax = tuned.FrameMax, tuned.ChannelMax
+	h.who.heartbeat = time.Duration(tuned.Heartbeat) * time.Second
 	switch {
-	case who.frameMax < wire.FrameMin:
-		return refuse(530, 10, 31, "frame_max=%d < %d min size", who.frameMax, wire.FrameMin)
-	case who.frameMax > frameMax:
-		return refuse(530, 10, 31, "frame_max=%d > %d max size", who.frameMax, frameMax)
+	case h.who.frameMax < wire.FrameMin:
+		return h.refuse(530, 10, 31, "frame_max=%d < %d min size", h.who.frameMax, wire.FrameMin)
+	case h.who.frameMax > frameMax:
+		return h.refuse(530, 10, 31, "frame_max=%d > %d max size", h.who.frameMax, frameMax)
+	case h.who.channelMax > channelMax:
+		return h.refuse(530, 10, 31, "channel_max=%d > %d max size", h.who.channelMax, channelMax)
+	case h.who.channelMax == 0:
+		h.who.channelMax = channelMax
 	}
-	if who.channelMax == 0 {
-		who.channelMax = channelMax
-	} else if who.channelMax > channelMax {
-		return refuse(530, 10, 31, "channel_max=%d > %d max size", who.channelMax, channelMax)
-	}
-	in.SetMax(who.frameMax)
+	h.in.SetMax(h.who.frameMax)
+	return nil
+}
 
-	opened, err := expect[*wire.ConnectionOpen](in)
+func (h *handshake) open() error {
+	opened, err := expect[*wire.ConnectionOpen](h.in)
 	if err != nil {
-		return broken(err)
+		return err
 	}
 	if opened.VirtualHost != "/" {
-		return refuse(530, 10, 40, "vhost %s not found", opened.VirtualHost)
+		return h.refuse(530, 10, 40, "vhost %s not found", opened.VirtualHost)
 	}
-	if s.open.Load() >= int64(s.opts.Limits.Connections) {
-		return refuse(530, 10, 40, "access to vhost '/' refused for user '%s': connection limit (%d) is reached",
-			who.user, s.opts.Limits.Connections)
+	if most := h.server.opts.Limits.Connections; h.server.open.Load() >= int64(most) {
+		return h.refuse(530, 10, 40, "access to vhost '/' refused for user '%s': connection limit (%d) is reached", h.who.user, most)
 	}
-	return who, say(&wire.ConnectionOpenOK{})
+	return h.say(&wire.ConnectionOpenOK{})
 }
 
 // authentic has the login checked. However long others were before it in line,
