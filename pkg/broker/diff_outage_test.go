@@ -169,6 +169,7 @@ func (s *scene) restart(do func() error) {
 
 // TestR53_DifferentialOutage plays what operators and accidents do to a broker.
 func TestR53_DifferentialOutage(t *testing.T) {
+	t.Parallel() // it mostly waits
 	if testing.Short() {
 		t.Skip("starts and stops brokers")
 	}

@@ -64,6 +64,7 @@ func child(t testing.TB, dir string) (*exec.Cmd, string) {
 // TestR53_KillNine kills the broker under load, again and again, and asks after
 // each start whether all that was confirmed is there, in order.
 func TestR53_KillNine(t *testing.T) {
+	t.Parallel()
 	rounds := 200
 	if testing.Short() {
 		rounds = 20
