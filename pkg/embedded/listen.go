@@ -117,7 +117,7 @@ func open(address string) (net.Listener, error) {
 		return l, nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fault.New(fault.Config, "%s is in use by another program", address).
-			WithHint("another broker? End it, or choose another address: --listen, or embedded.listen in fleet.yaml; port 0 takes a free one")
+			WithHint("another broker? End it, or choose another address: --listen, or embedded.listen in fleet.yaml; port 0 takes a free one, another at each start")
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fault.New(fault.Config, "%s is no address of this machine", address).WithHint("127.0.0.1 is one")
 	case errors.Is(err, syscall.EACCES):

@@ -125,7 +125,9 @@ func (r *recovery) lost(path, how string, from, to int64) {
 func (r *recovery) segment(f found, last bool) error {
 	switch {
 	case f.condition == unborn && last:
-		r.o.Log.Info("removed a segment that was not yet in use", "file", f.path)
+		// A power cut leaves one so, and so does whoever cuts a file that held
+		// messages; nobody can tell them apart, so it is said aloud.
+		r.o.Log.Warn("removed a segment with nothing in it: it was not yet in use, or somebody has cut it", "file", f.path, "bytes", f.size)
 		r.next = f.number // nothing has ever named it
 		return errors.Join(os.Remove(f.path), r.dir.Sync())
 	case f.condition != sound:
